@@ -1,0 +1,37 @@
+"""RoC Sandbox: runs the Python that language models write, for reinforcement learning.
+
+from sandbox import SandboxClient, ToolCall
+"""
+
+from sandbox.calls import Base64File, CallStatus, Limits, ToolCall, ToolResult, Usage
+from sandbox.client import SandboxClient
+from sandbox.errors import (
+    CallTooLarge,
+    ConfigError,
+    InternalError,
+    InvalidCall,
+    JailError,
+    Overloaded,
+    QueueTimeout,
+    SandboxError,
+    Unavailable,
+)
+
+__all__ = [
+    "Base64File",
+    "CallStatus",
+    "CallTooLarge",
+    "ConfigError",
+    "InternalError",
+    "InvalidCall",
+    "JailError",
+    "Limits",
+    "Overloaded",
+    "QueueTimeout",
+    "SandboxClient",
+    "SandboxError",
+    "ToolCall",
+    "ToolResult",
+    "Unavailable",
+    "Usage",
+]

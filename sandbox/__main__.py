@@ -1,0 +1,5 @@
+"""`python -m sandbox` is the `sandbox` command."""
+
+from sandbox.cli import main
+
+main()

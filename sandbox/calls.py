@@ -1,0 +1,151 @@
+"""The contract: a call goes in, a result comes out.
+
+The same words and the same JSON stand in HTTP, in Redis, in the client and in the metrics. All models are
+frozen and refuse unknown fields, so a misspelt limit is an error and never a default.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+from uuid import uuid4
+
+from pydantic import (
+    AfterValidator,
+    Base64Bytes,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationError,
+)
+
+from sandbox.errors import InvalidCall
+
+MIB = 1024 * 1024
+
+
+class CallStatus(StrEnum):
+    """What came of a call. A closed list in two families, told apart by `is_fault`.
+
+    Verdicts are about the program. Faults are about us, and are never a reward signal.
+    """
+
+    OK = "ok"  # exit code 0
+    ERROR = "error"  # exit code not 0
+    SIGNALED = "signaled"  # ended by a signal that was not ours
+    TIMEOUT = "timeout"  # wall or CPU limit
+    MEMORY_LIMIT = "memory_limit"
+    OUTPUT_LIMIT = "output_limit"
+    QUEUE_TIMEOUT = "queue_timeout"  # fault: the deadline passed before it started; safe to send again
+    INTERNAL_ERROR = "internal_error"  # fault: we failed
+
+    @property
+    def is_fault(self) -> bool:
+        """True when the status says nothing about the program."""
+        return self in {CallStatus.QUEUE_TIMEOUT, CallStatus.INTERNAL_ERROR}
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Limits(_Frozen):
+    """Bounds on one call. A value above the server's ceiling is refused, not clamped."""
+
+    wall_s: float = Field(default=10.0, gt=0, le=86_400, description="Wall-clock seconds from the start of the program.")
+    cpu_s: float = Field(
+        default=10.0, gt=0, le=86_400, description="CPU seconds of the program and all its children together."
+    )
+    memory_bytes: int = Field(
+        default=512 * MIB, ge=16 * MIB, le=1 << 40, description="Memory of all processes and scratch files together."
+    )
+    output_bytes: int = Field(
+        default=64 * 1024, ge=0, le=64 * MIB, description="Bytes kept of stdout, and again of stderr; one more byte ends the program."
+    )
+    processes: int = Field(default=64, ge=1, le=4096, description="Processes and threads alive at one time.")
+
+
+class Usage(_Frozen):
+    """What a call consumed, from the kernel and our own clocks, never from the program."""
+
+    wall_s: float = Field(default=0.0, ge=0, description="Seconds from fork to end.")
+    cpu_s: float = Field(default=0.0, ge=0, description="User and system seconds of all its processes.")
+    memory_peak_bytes: int = Field(default=0, ge=0, description="Highest memory at one time; 0 if it never ran.")
+    queue_s: float = Field(default=0.0, ge=0, description="Seconds between acceptance and start.")
+
+
+class Base64File(_Frozen):
+    """Content of a file that is not text."""
+
+    base64: Base64Bytes
+
+
+def _check_file_name(name: str) -> str:
+    """A relative path without '..', without empty parts, that any file system takes."""
+    parts = name.split("/")
+    if any(part in {"", ".", ".."} or len(part.encode()) > 255 or "\0" in part for part in parts):
+        raise ValueError("must be a relative path without '.', '..' or empty parts")
+    return name
+
+
+FileName = Annotated[str, StringConstraints(min_length=1, max_length=1024), AfterValidator(_check_file_name)]
+CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:/-]{1,128}$")]
+
+
+class ToolCall(_Frozen):
+    """One program to run. Only `code` is required."""
+
+    id: CallId = Field(default_factory=lambda: uuid4().hex, description="Names the call; also its idempotency key.")
+    code: str = Field(description="Python source, run as `__main__`.")
+    stdin: str = Field(default="", description="Given to the program as UTF-8, then end of file.")
+    files: dict[FileName, str | Base64File] = Field(
+        default_factory=dict, max_length=256, description="Files that lie in the working directory at the start."
+    )
+    limits: Limits = Field(default_factory=Limits)
+    deadline_s: float = Field(
+        default=60.0, gt=0, le=86_400, description="Seconds from acceptance until the answer is due; a call not started by then is a `queue_timeout`."
+    )
+    priority: Literal["tool", "judge"] = Field(
+        default="tool", description="`tool` (a model waits) goes before `judge` (a reward is computed)."
+    )
+    echo_last_value: bool = Field(
+        default=False, description="Print the value of an expression on the last line, as a notebook does."
+    )
+
+
+class ToolResult(_Frozen):
+    """What came of one call."""
+
+    id: CallId
+    status: CallStatus
+    exit_code: int | None = Field(default=None, description="Set when the program ended by itself.")
+    signal: int | None = Field(default=None, description="Set when a signal ended the program.")
+    stdout: str = ""
+    stderr: str = ""
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    usage: Usage = Field(default_factory=Usage)
+    worker: str = Field(default="", description="The worker that ran the call.")
+    reason: str | None = Field(default=None, description="For a fault: what failed, in one sentence.")
+
+
+def parse_call(raw: bytes | str | dict[str, JsonValue]) -> ToolCall:
+    """Read a call from JSON, or from an object already read from JSON.
+
+    Raises InvalidCall, whose message names the first wrong field and the rule it breaks.
+    """
+    try:
+        if isinstance(raw, dict):
+            return ToolCall.model_validate(raw)
+        return ToolCall.model_validate_json(raw)
+    except ValidationError as exc:
+        raise InvalidCall(first_error(exc)) from exc
+
+
+def first_error(exc: ValidationError) -> str:
+    """The first complaint of a validation as 'field.path: rule', without quoting the input."""
+    error = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(str(part) for part in error["loc"]) or "body"
+    return f"{field}: {error['msg']}"

@@ -1,0 +1,165 @@
+"""All settings, read once by each program's `main` and handed down by section.
+
+Sources, strongest first: the environment (`SANDBOX_<SECTION>__<NAME>`, e.g. `SANDBOX_GATEWAY__PORT=8000`), then
+the TOML file that `SANDBOX_CONFIG` names (`[gateway]` / `port = 8000`), then the defaults below. `REDIS_URL` is
+understood as `SANDBOX_REDIS__URL`, which wins over it. A name that nobody knows stops the start, with the
+nearest name that we do know.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sandbox.calls import MIB, Limits, first_error
+from sandbox.errors import ConfigError
+
+PREFIX = "SANDBOX_"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RedisSettings(_Section):
+    """Where the queue lives."""
+
+    url: str = Field(default="", description="redis://, rediss:// or unix://. Empty: `sandbox up` starts its own.")
+    namespace: str = Field(
+        default="sandbox",
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="Prefix of every key, so that several services can share one Redis.",
+    )
+
+
+class GatewaySettings(_Section):
+    """HTTP in, HTTP out."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535, description="0 takes a free one.")
+    max_in_flight: int = Field(
+        default=10_000, ge=1, description="Calls that one gateway process holds; one more is answered 429."
+    )
+    max_body_bytes: int = Field(default=16 * MIB, ge=1024, description="Largest request; a larger one gets 413.")
+    max_batch: int = Field(default=1024, ge=1, description="Most calls in one batch request.")
+
+
+class CeilingSettings(_Section):
+    """The most that a call may ask for. More is refused with 422, never clamped."""
+
+    wall_s: float = Field(default=60.0, gt=0)
+    cpu_s: float = Field(default=60.0, gt=0)
+    memory_bytes: int = Field(default=2048 * MIB, ge=16 * MIB)
+    output_bytes: int = Field(default=1 * MIB, ge=0)
+    processes: int = Field(default=256, ge=1)
+    deadline_s: float = Field(default=3600.0, gt=0)
+
+    def defaults(self) -> Limits:
+        """Limits of a call that names none: ours, or the ceiling where that is lower."""
+        ours = Limits()
+        return Limits.model_validate({name: min(value, getattr(self, name)) for name, value in ours})
+
+
+class WorkerSettings(_Section):
+    """Queue in, queue out."""
+
+    slots: int = Field(
+        default=0, ge=0, le=4096, description="Calls that one worker runs at a time. 0: two for each usable core."
+    )
+    lease_s: float = Field(
+        default=10.0, gt=0.5, description="A worker silent for this long loses its calls to another worker."
+    )
+    grace_s: float = Field(default=30.0, ge=0, description="How long running calls may finish after SIGTERM.")
+    metrics_port: int = Field(default=-1, ge=-1, le=65535, description="Port of /metrics. -1: none, 0: a free one.")
+
+
+class JailSettings(_Section):
+    """The walls around a program."""
+
+    level: Literal["namespaces"] = Field(
+        default="namespaces", description="What must hold; a host that cannot give it stops the start."
+    )
+    runtime: Path = Field(
+        default=Path(sys.prefix) / "sandbox-runtime",
+        description="The root file system that programs see, made by `sandbox runtime build`.",
+    )
+    scratch_bytes: int = Field(default=64 * MIB, ge=MIB, description="Size of a call's /tmp.")
+    scratch_inodes: int = Field(default=2048, ge=16, description="Files and folders in a call's /tmp.")
+    first_uid: int = Field(
+        default=200_000, ge=1000, description="Host uids from here on belong to slots, when the worker runs as root."
+    )
+
+
+class LogSettings(_Section):
+    """What the programs say on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "text"] = Field(
+        default="auto", description="auto: text on a terminal, else one JSON object a line."
+    )
+
+
+class Settings(_Section):
+    """Every section; a program hands each part only its own."""
+
+    redis: RedisSettings = RedisSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    ceilings: CeilingSettings = CeilingSettings()
+    worker: WorkerSettings = WorkerSettings()
+    jail: JailSettings = JailSettings()
+    log: LogSettings = LogSettings()
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read file and environment.
+
+    Raises ConfigError for a file that cannot be read, a value out of bounds, or a name that is not known.
+    """
+    environ = os.environ if environ is None else environ  # noqa: TID251 - the one reader
+    values = _from_file(environ.get(f"{PREFIX}CONFIG"))
+    if url := environ.get("REDIS_URL"):
+        values.setdefault("redis", {})["url"] = url
+    for variable, value in environ.items():
+        if variable.startswith(PREFIX) and variable != f"{PREFIX}CONFIG":
+            section, _, name = variable.removeprefix(PREFIX).lower().partition("__")
+            _check_name(section, name, f"the variable {variable}")
+            values.setdefault(section, {})[name] = value
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as exc:
+        raise ConfigError(f"setting {first_error(exc)}") from exc
+
+
+def _from_file(path: str | None) -> dict[str, dict[str, Any]]:
+    if not path:
+        return {}
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise ConfigError(f"cannot read the settings file {path}: {exc}") from exc
+    for section, names in content.items():
+        if not isinstance(names, dict):
+            raise ConfigError(f"{path}: {section} stands outside of a section; write it below a [section] line")
+        for name in names:
+            _check_name(section, name, f"{section}.{name} in {path}")
+    return content
+
+
+def _check_name(section: str, name: str, where: str) -> None:
+    known = {f"{s}.{n}" for s, field in Settings.model_fields.items() for n in _names(field.annotation)}
+    asked = f"{section}.{name}"
+    if asked not in known:
+        near = difflib.get_close_matches(asked, known, n=1, cutoff=0.0)[0]
+        variable = PREFIX + near.replace(".", "__").upper()
+        raise ConfigError(f"{where} is no setting of ours. The nearest is {near} ({variable}).")
+
+
+def _names(section: Any) -> list[str]:  # noqa: ANN401 - the annotation of a model's field
+    return list(section.model_fields)
