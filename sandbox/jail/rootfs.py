@@ -1,0 +1,323 @@
+"""What the jail's root file system takes from the host: interpreter, tools, shared libraries, /etc.
+
+Rules:
+1. Everything is copied, nothing is linked or mounted. All mount namespaces share the page cache of a file, so
+   a kernel hole that lets a program change a read-only file (Dirty Pipe, Copy Fail) must find only the jail's
+   own files.
+2. Nothing depends on a place of the host. The interpreter becomes /python wherever it came from, and shared
+   libraries lie where the loader looks without a cache and without LD_LIBRARY_PATH, which programs may clear.
+3. Modes are set by us, never by the umask: the jail's users are ordinary ones outside.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sandbox.errors import ConfigError
+
+#: Small programs that model-written code starts through `subprocess`. One that the host lacks is left out.
+TOOLS = [
+    *("sh", "bash", "awk", "basename", "cat", "cp", "cut", "date", "dirname", "echo", "env", "expr", "false"),
+    *(
+        "find",
+        "grep",
+        "head",
+        "ls",
+        "mkdir",
+        "mv",
+        "printf",
+        "pwd",
+        "rm",
+        "sed",
+        "seq",
+        "sleep",
+        "sort",
+        "tail",
+    ),
+    *("tee", "touch", "tr", "true", "uname", "uniq", "wc", "xargs"),
+]
+
+#: Directories of the standard library that a program cannot use here, or that need what the jail has not.
+_DROPPED_DIRECTORIES = {
+    "test", "tests", "idlelib", "idle_test", "tkinter", "turtledemo", "ensurepip", "lib2to3",
+    "site-packages", "dist-packages", "__pycache__",
+}  # fmt: skip
+_DROPPED_NAMES = re.compile(
+    r"config-\d.*|_tkinter\..*|_test.*\.so|_ctypes_test.*|_xxtestfuzz.*|xxlimited.*|EXTERNALLY-MANAGED"
+)
+
+#: Opened by name at run time (by glibc itself, or by programs through ctypes), so that `ldd` does not tell.
+_OPENED_BY_NAME = (
+    "libgcc_s.so.1",
+    "libm.so.6",
+    "libdl.so.2",
+    "libpthread.so.0",
+    "librt.so.1",
+    "libnss_files.so.2",
+)
+
+_LIBRARY = re.compile(r"^\t(?:(?P<name>\S+) => )?(?P<path>/.+) \(0x[0-9a-f]+\)$")
+_MISSING = re.compile(r"^\t(?P<name>\S+) => not found$")
+
+_PROBE = """
+import json, os, platform, site, sys, sysconfig
+print(json.dumps({
+    "version": platform.python_version(),
+    "executable": os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable),
+    "prefix": os.path.realpath(sys.base_prefix),
+    "library_folder": sys.platlibdir,
+    "stdlib": os.path.dirname(os.__file__),
+    "extensions": [p for p in sys.path if os.path.basename(p) == "lib-dynload" and os.path.isdir(p)],
+    "site": site.getsitepackages(["/python"])[0],
+    "abi": sysconfig.get_config_var("SOABI") or "",
+}))
+"""
+
+
+class Interpreter(BaseModel):
+    """An interpreter of the host, as it describes itself; of a virtual environment, the one below it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    version: str
+    executable: Path
+    prefix: Path
+    library_folder: str  # "lib", or "lib64" where the interpreter was built so
+    stdlib: Path
+    extensions: list[Path]
+    site: Path  # where it will look for .pth files once it is /python; Debian's differs from all others
+    abi: str
+
+    @property
+    def short_version(self) -> str:
+        return ".".join(self.version.split(".")[:2])
+
+
+def ask_interpreter(python: Path) -> Interpreter:
+    """Start `python` and let it say where its parts lie. Raises ConfigError when it cannot or is too old."""
+    try:
+        # -I and -S: neither the user's settings nor installed packages have a say in the answer.
+        answer = subprocess.run(
+            [python, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, check=True
+        )
+        interpreter = Interpreter.model_validate_json(answer.stdout)
+    except (OSError, subprocess.CalledProcessError, ValidationError) as exc:
+        raise ConfigError(f"{python} does not start as a Python interpreter: {exc}") from exc
+    if tuple(map(int, interpreter.short_version.split("."))) < (3, 11):
+        raise ConfigError(f"{python} is Python {interpreter.version}; the jail needs 3.11 or newer")
+    return interpreter
+
+
+def copy_interpreter(interpreter: Interpreter, root: Path) -> None:
+    """Make /python: executable, standard library and compiled extensions."""
+    python = root / "python"
+    (python / "bin").mkdir(parents=True)
+    name = f"python{interpreter.short_version}"
+    _copy_file(interpreter.executable, python / "bin" / name)
+    for alias in ("python3", "python"):
+        (python / "bin" / alias).symlink_to(name)
+    stdlib = python / interpreter.library_folder / name
+    _copy_tree(interpreter.stdlib, stdlib)
+    for extensions in interpreter.extensions:  # beside the rest, except where lib and lib64 are two folders
+        _copy_tree(extensions, stdlib / "lib-dynload")
+    if interpreter.library_folder != "lib":
+        (python / "lib").symlink_to(interpreter.library_folder)
+    _rename_prefix(stdlib, str(interpreter.prefix))
+    # Found by every start of the interpreter, also by `python -I` and with an empty environment.
+    site = root / interpreter.site.relative_to("/")
+    site.mkdir(parents=True)
+    (site / "packages.pth").write_text("/python/site\n", encoding="ascii")
+
+
+def _rename_prefix(stdlib: Path, prefix: str) -> None:
+    """Let sysconfig say /python: its build-time values are text in one module."""
+    whole_path = re.compile(re.escape(prefix) + r"(?=[/'\"\s:]|$)", re.MULTILINE)
+    for module in stdlib.glob("_sysconfigdata*.py"):
+        module.write_text(whole_path.sub("/python", module.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def copy_tools(root: Path) -> list[str]:
+    """Copy TOOLS into /usr/bin and return the names that this host lacks.
+
+    What is a script on the host is left out as well. Names of one multi-call binary stay links to one file.
+    """
+    copied: dict[Path, str] = {}
+    missing = []
+    for name in TOOLS:
+        source = tool_path(name)
+        if source is None:
+            missing.append(name)
+        elif source in copied:
+            (root / "usr/bin" / name).symlink_to(copied[source])
+        else:
+            _copy_file(source, root / "usr/bin" / name)
+            copied[source] = name
+    for name in ("python3", "python"):
+        (root / "usr/bin" / name).symlink_to("/python/bin/python3")
+    return missing
+
+
+def tool_path(name: str) -> Path | None:
+    """The host's binary of that name with all links followed, or None."""
+    found = shutil.which(name, path="/usr/bin:/bin")
+    if found is None:
+        return None
+    path = Path(found).resolve()
+    with path.open("rb") as file:
+        return path if file.read(4) == b"\x7fELF" else None
+
+
+def copy_libraries(
+    root: Path, binaries: list[Path], *, prefix: Path, inside: Path | None = None
+) -> list[str]:
+    """Copy the shared libraries that the binaries need, and return the names that were not found.
+
+    Libraries of the system go to the folder in which the loader finds libc by itself, whatever folder a
+    cache or a run path led to on the host. Libraries of the interpreter's own prefix keep their place
+    relative to its executable, so that run paths with $ORIGIN hold; for absolute ones the loader's folder
+    links to them. Libraries that lie `inside` a folder come with it and are left alone, and so is what root has already.
+    """
+    found, missing = _needed(binaries, inside)
+    libc = found.get("libc.so.6")
+    if libc is None:
+        raise ConfigError("no program here uses libc.so.6; the runtime can be built on glibc systems only")
+    for name in _OPENED_BY_NAME:
+        if name not in found and (libc.parent / name).exists():
+            found[name] = libc.parent / name
+    loaders_folder = root / libc.parent.relative_to("/")
+    for name, source in sorted(found.items()):
+        place = loaders_folder / name
+        if name.startswith("/"):  # the loader itself: binaries name it by its absolute path
+            place = root / name.lstrip("/")
+        elif prefix != Path("/usr") and source.is_relative_to(prefix):
+            own = Path("python") / source.relative_to(prefix)
+            _link(place, f"/{own}")
+            place = root / own
+        if not place.exists():
+            _copy_file(source, place)
+    return sorted(name for name in missing if not (loaders_folder / name).exists())
+
+
+def _needed(binaries: list[Path], inside: Path | None) -> tuple[dict[str, Path], set[str]]:
+    found: dict[str, Path] = {}
+    missing: set[str] = set()
+    for line in _ldd(binaries):
+        if match := _LIBRARY.match(line):
+            path = Path(match["path"])
+            path = path.parent.resolve() / path.name  # run paths bring ".." and links into it
+            if inside is None or not path.is_relative_to(inside):
+                found.setdefault(match["name"] or match["path"], path)
+        elif match := _MISSING.match(line):
+            missing.add(match["name"])
+    if inside is not None:  # wheels carry libraries that only find each other once the first is loaded
+        missing -= {path.name for path in binaries_below(inside)}
+    return found, missing - set(found)
+
+
+def _ldd(binaries: list[Path]) -> Iterator[str]:
+    """What the loader says of each, in command lines of bounded length."""
+    for start in range(0, len(binaries), 500):
+        try:
+            # ldd fails when one of many is static; what it says of the others still holds.
+            command = ["ldd", *binaries[start : start + 500]]
+            answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError as exc:
+            raise ConfigError(
+                "`ldd` is missing; install it (Debian: libc-bin, Fedora: glibc-common)"
+            ) from exc
+        yield from answer.stdout.splitlines()
+
+
+def host_binaries(interpreter: Interpreter) -> list[Path]:
+    """The host's files behind what `copy_interpreter` and `copy_tools` copy, for their libraries."""
+    extensions = [file for folder in interpreter.extensions for file in binaries_below(folder)]
+    tools = [path for name in TOOLS if (path := tool_path(name))]
+    return [
+        interpreter.executable,
+        *tools,
+        *(file for file in extensions if not _DROPPED_NAMES.fullmatch(file.name)),
+    ]
+
+
+def binaries_below(folder: Path) -> list[Path]:
+    """Every shared object below the folder."""
+    return [path for path in folder.rglob("*.so*") if path.is_file()]
+
+
+def write_system_files(root: Path) -> None:
+    """Make /etc, mount points and device names: what programs expect of any Linux."""
+    for folder in ("proc", "tmp", "dev/shm", "sys", "etc", "usr/bin", "usr/lib", "usr/lib64", "var/tmp"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    for device in ("null", "zero", "full", "random", "urandom"):
+        (root / "dev" / device).touch()  # a device of the host is mounted over each
+    for link, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        (root / "dev" / link).symlink_to(f"/proc/self/fd{target}")
+    # Slots differ by their uid, which is 1 to 1000 inside. All have the same name, so that `getpass` and
+    # `pwd` work and no program prints which slot it got.
+    users = [("root", 0), *(("sandbox", uid) for uid in range(1, 1001)), ("nobody", 65534)]
+    passwd = "".join(f"{name}:x:{uid}:{uid}:{name}:/tmp:/bin/sh\n" for name, uid in users)
+    group = "".join(f"{name}:x:{gid}:\n" for name, gid in users)
+    files = {
+        "passwd": passwd,
+        "group": group,
+        "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    }
+    for name, content in files.items():
+        (root / "etc" / name).write_text(content, encoding="ascii")
+    for locale in ("C.utf8", "C.UTF-8"):  # libc has no UTF-8 of its own; distributions differ in the name
+        source = Path("/usr/lib/locale") / locale
+        if source.is_dir():
+            _copy_tree(source, root / "usr/lib/locale" / locale)
+
+
+def open_to_all(tree: Path) -> None:
+    """Give everyone read access, and nobody write access but the owner, below and including `tree`."""
+    for folder, _, names in os.walk(tree):
+        os.chmod(folder, 0o755)  # noqa: PTH101, S103 - one of some ten thousand
+        for name in names:
+            path = os.path.join(folder, name)  # noqa: PTH118
+            mode = os.lstat(path).st_mode
+            if stat.S_ISREG(mode):
+                os.chmod(path, 0o755 if mode & stat.S_IXUSR else 0o644)  # noqa: PTH101
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    """Copy with links followed; what dangles on the host (Debian has such links) stays behind."""
+
+    def dropped(_: str, names: list[str]) -> list[str]:
+        return [name for name in names if name in _DROPPED_DIRECTORIES or _DROPPED_NAMES.fullmatch(name)]
+
+    shutil.copytree(
+        source,
+        target,
+        ignore=dropped,
+        ignore_dangling_symlinks=True,
+        copy_function=_copy_file,
+        dirs_exist_ok=True,
+    )
+
+
+def _copy_file(source: Path | str, target: Path | str) -> None:
+    """Copy content and executable bit into a new inode; never write into one that exists."""
+    source, target = Path(source), Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    shutil.copyfile(source, target)
+    target.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
+
+
+def _link(link: Path, target: str) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.is_symlink() and not link.exists():
+        link.symlink_to(target)
