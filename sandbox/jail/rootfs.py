@@ -183,7 +183,8 @@ def copy_libraries(
     Libraries of the system go to the folder in which the loader finds libc by itself, whatever folder a
     cache or a run path led to on the host. Libraries of the interpreter's own prefix keep their place
     relative to its executable, so that run paths with $ORIGIN hold; for absolute ones the loader's folder
-    links to them. Libraries that lie `inside` a folder come with it and are left alone, and so is what root has already.
+    links to them. Libraries that lie `inside` a folder come with it and are left alone, and so is what root
+    has already.
     """
     found, missing = _needed(binaries, inside)
     libc = found.get("libc.so.6")
@@ -227,7 +228,7 @@ def _ldd(binaries: list[Path]) -> Iterator[str]:
     for start in range(0, len(binaries), 500):
         try:
             # ldd fails when one of many is static; what it says of the others still holds.
-            command = ["ldd", *binaries[start : start + 500]]
+            command: list[str | Path] = ["ldd", *binaries[start : start + 500]]
             answer = subprocess.run(command, capture_output=True, text=True, check=False)
         except FileNotFoundError as exc:
             raise ConfigError(

@@ -16,7 +16,6 @@ files from its cache, and the jail must share no inode with the host.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import importlib.util
@@ -26,9 +25,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from pydantic import BaseModel, ValidationError
 
@@ -99,8 +99,13 @@ def build(path: Path, *, python: Path | None = None, packages: Path | None = Non
     """
     interpreter = rootfs.ask_interpreter(python or Path(sys.executable))
     path = path.absolute()
-    path.mkdir(parents=True, exist_ok=True)
-    with _locked(path, report):
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / "lock").open("w")
+    except OSError as exc:
+        raise ConfigError(f"cannot write the runtime: {exc}; SANDBOX_JAIL__RUNTIME sets its place") from exc
+    with lock:
+        _wait_for(lock, report)
         _Build(path, interpreter, packages and packages.absolute(), report).run()
 
 
@@ -156,12 +161,13 @@ class _Build:
         new = self.staging / "root"  # laid out as root is, so that compiled files learn the right paths
         site = new / "python" / "site"
         _pip(self.interpreter.executable, site, self.packages)
-        for folder in [*site.rglob("tests"), site / "bin"]:
-            shutil.rmtree(folder, ignore_errors=True)  # tests are a third of all; one may lie in another
+        for folder in [*site.rglob("tests"), site / "bin"]:  # tests are a third of the whole
+            if folder.is_dir():
+                shutil.rmtree(folder)
         self._compile(new)
-        missing = rootfs.copy_libraries(
-            self.root, rootfs.binaries_below(site), prefix=self.interpreter.prefix, inside=new.resolve()
-        )
+        binaries = [self.interpreter.executable, *rootfs.binaries_below(site)]
+        prefix = self.interpreter.prefix
+        missing = rootfs.copy_libraries(self.root, binaries, prefix=prefix, inside=new.resolve())
         if missing:
             self.report(f"this host lacks libraries of the packages: {', '.join(missing)}")
         self._move_in(site, self.root / "python" / "site", "packages")
@@ -171,8 +177,6 @@ class _Build:
         new = self.staging / "jail"
         new.mkdir()
         for name, (source, flags) in _JAIL_FILES.items():
-            if not (_HERE / source).exists():
-                continue
             if flags is None:
                 shutil.copyfile(_HERE / source, new / name)
             else:
@@ -220,15 +224,12 @@ def _read_manifest(path: Path) -> _Manifest | None:
         return None  # what we cannot read, we build anew
 
 
-@contextlib.contextmanager
-def _locked(path: Path, report: Report) -> Iterator[None]:
-    with (path / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report("waiting for another build of the same runtime")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _wait_for(lock: TextIO, report: Report) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        report("waiting for another build of the same runtime")
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _pip(python: Path, target: Path, packages: Path) -> None:
@@ -260,10 +261,10 @@ def _pip(python: Path, target: Path, packages: Path) -> None:
 def _pip_command() -> list[str | Path]:
     """Our own environment's pip, or the one that CPython carries for `venv` where there is none (uv's)."""
     if importlib.util.find_spec("pip"):
-        return [sys.executable, "-m", "pip"]
+        return [sys.executable, "-I", "-m", "pip"]
     bundled = [*Path(sysconfig.get_path("stdlib")).glob("ensurepip/_bundled/pip-*.whl")]
     if bundled:
-        return [sys.executable, bundled[0] / "pip"]
+        return [sys.executable, "-I", bundled[0] / "pip"]
     raise ConfigError("installing the packages needs pip; add it to this environment (`uv pip install pip`)")
 
 
@@ -299,9 +300,7 @@ def _packages_digest(packages: Path, base: str) -> str:
 def _jail_digest() -> str:
     """Changes with the sources that ship with this version."""
     names = sorted({source for source, _ in _JAIL_FILES.values()} | {path.name for path in _HERE.glob("*.h")})
-    sources = [
-        (name, (_HERE / name).read_text(encoding="utf-8")) for name in names if (_HERE / name).exists()
-    ]
+    sources = [(name, (_HERE / name).read_text(encoding="utf-8")) for name in names]
     return _digest([LAYOUT, _C_WARNINGS, _JAIL_FILES, sources])
 
 
