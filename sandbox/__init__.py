@@ -4,8 +4,9 @@ from sandbox import SandboxClient, ToolCall
 """
 
 from sandbox.calls import Base64File, CallStatus, Limits, ToolCall, ToolResult, Usage
-from sandbox.client import SandboxClient
+from sandbox.client import Answer, BlockingClient, SandboxClient
 from sandbox.errors import (
+    AnswerLost,
     CallTooLarge,
     ConfigError,
     InternalError,
@@ -18,7 +19,10 @@ from sandbox.errors import (
 )
 
 __all__ = [
+    "Answer",
+    "AnswerLost",
     "Base64File",
+    "BlockingClient",
     "CallStatus",
     "CallTooLarge",
     "ConfigError",

@@ -5,6 +5,7 @@
     ├── CallTooLarge      413  the request is over the bound on bodies
     ├── Overloaded        429  full; retry after `retry_after_s`
     ├── Unavailable       503  no Redis, no worker, draining, unreachable; retry
+    │   └── AnswerLost     –   inside a client: the connection broke after the call was sent; it may have run
     ├── QueueTimeout      504  the deadline passed before the program started; safe to send again
     ├── InternalError     500  we failed while running the call; never a verdict on the program
     ├── JailError          –   inside a worker: a jail would not start or broke; the call becomes a fault
@@ -64,6 +65,12 @@ class Unavailable(SandboxError):
 
     http_status = 503
     is_retryable = True
+
+
+class AnswerLost(Unavailable):
+    """The connection broke after the call was sent. The program may have run, so no client sends it again."""
+
+    is_retryable = False
 
 
 class QueueTimeout(SandboxError):

@@ -1,0 +1,209 @@
+"""The client: `SandboxClient`, for one event loop with thousands of calls in flight.
+
+Every way to send calls goes through `SandboxClient._answer`, which asks again where that can help and can do
+no harm. How calls become requests is the business of `sandbox.wire`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal, Self, TypedDict, Unpack
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from pydantic import JsonValue, TypeAdapter, ValidationError
+
+from sandbox.calls import Base64File, CallStatus, Limits, ToolCall, ToolResult, first_error
+from sandbox.errors import InternalError, InvalidCall, QueueTimeout, SandboxError
+from sandbox.wire import Answer, Wire
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+_BACKOFF_S = 0.2  # before the second attempt at most; doubles with every further one
+_MAX_BACKOFF_S = 10.0
+_STATUS = TypeAdapter(dict[str, JsonValue])
+
+
+class CallFields(TypedDict, total=False):
+    """The fields of a `ToolCall` beside its code."""
+
+    id: str
+    stdin: str
+    files: dict[str, str | Base64File]
+    limits: Limits
+    deadline_s: float
+    priority: Literal["tool", "judge"]
+    echo_last_value: bool
+
+
+class ClientOptions(TypedDict, total=False):
+    """The options of a `SandboxClient` beside its URL."""
+
+    max_in_flight: int
+    attempts: int
+    patience_s: float
+
+
+class SandboxClient:
+    """Sends calls to a gateway.
+
+        async with SandboxClient("http://127.0.0.1:8000") as client:
+            result = await client.run("print(1)")
+
+    `max_in_flight` bounds the calls that are sent and not yet answered; more wait their turn. A call that
+    could not be taken (429, 503, no connection) or was not started in time (`queue_timeout`) is sent again,
+    at most `attempts` times in all and for at most `patience_s` seconds after the first.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        max_in_flight: int = 4096,
+        attempts: int = 10,
+        patience_s: float = 120.0,
+    ) -> None:
+        self._wire = Wire(url, max_in_flight)
+        self._attempts = attempts
+        self._patience_s = patience_s
+
+    async def __aenter__(self) -> Self:
+        """Make ready; the first call connects."""
+        self._wire.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close all connections. Calls that still wait end with `Unavailable`, or `AnswerLost` if sent."""
+        await self._wire.close()
+
+    async def run(self, call: ToolCall | str, **fields: Unpack[CallFields]) -> ToolResult:
+        """Run one program: a `ToolCall`, or its code with the other fields of one by keyword.
+
+        Every verdict on the program is a result. Raises what the gateway raised, `QueueTimeout` and
+        `InternalError` for the two faults, `Unavailable` where there is no gateway, and `AnswerLost` when the
+        connection broke after the call was sent.
+        """
+        answer = await self._answer(_as_call(call, fields))
+        if isinstance(answer, SandboxError):
+            raise answer
+        if answer.status is CallStatus.QUEUE_TIMEOUT:
+            raise QueueTimeout(answer.reason or "the deadline passed before the program started")
+        if answer.status is CallStatus.INTERNAL_ERROR:
+            raise InternalError(answer.reason or "the service failed while it ran the call")
+        return answer
+
+    async def run_many(
+        self,
+        calls: Iterable[ToolCall | str],
+        on_result: Callable[[int, Answer], None] | None = None,
+    ) -> list[Answer]:
+        """Run many programs; the answers come in the order of the calls.
+
+        Nothing that happens to one call loses another: a fault is a `ToolResult` whose `status.is_fault` is
+        true, and a call that got no result has its `SandboxError` in its place. `on_result` is called with
+        the index and the answer of each call when it is done.
+        """
+        asked = list(calls)
+        answers: dict[int, Answer] = {}
+        waiting = enumerate(asked)
+
+        async def take() -> None:
+            for index, call in waiting:
+                answers[index] = await self._answer_in_place(call)
+                if on_result is not None:
+                    on_result(index, answers[index])
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self._wire.max_in_flight, len(asked))):
+                group.create_task(take())
+        return [answers[index] for index in range(len(asked))]
+
+    async def status(self) -> dict[str, JsonValue]:
+        """What the gateway says of the service (`GET /v1/status`). Raises `Unavailable` if there is none."""
+        try:
+            return _STATUS.validate_json(await self._wire.get("/v1/status"))
+        except ValueError as exc:
+            raise InternalError(f"{self._wire.url} gave a status that this client cannot read") from exc
+
+    @classmethod
+    @contextmanager
+    def blocking(cls, url: str = DEFAULT_URL, **options: Unpack[ClientOptions]) -> Iterator[BlockingClient]:
+        """The same client for code without an event loop, and for many threads at a time.
+
+        with SandboxClient.blocking("http://127.0.0.1:8000") as client:
+            result = client.run("print(1)")
+        """
+        client = cls(url, **options)
+        with start_blocking_portal() as portal, portal.wrap_async_context_manager(client):
+            yield BlockingClient(client, portal)
+
+    async def _answer_in_place(self, call: ToolCall | str) -> Answer:
+        try:
+            return await self._answer(_as_call(call, {}))
+        except SandboxError as exc:
+            return exc
+
+    async def _answer(self, call: ToolCall) -> Answer:
+        """Ask until there is an answer that asking again would not change, or patience is at its end."""
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + self._patience_s
+        for attempt in itertools.count(1):
+            answer = await self._wire.ask(call)
+            if not _is_retryable(answer) or attempt >= self._attempts:
+                break
+            delay_s = _backoff_s(attempt, answer)
+            if clock() + delay_s > give_up_at:
+                break
+            await asyncio.sleep(delay_s)
+        return answer
+
+
+class BlockingClient:
+    """What `SandboxClient.blocking` lends: the client's methods, waited for. Any thread may call them."""
+
+    def __init__(self, client: SandboxClient, portal: BlockingPortal) -> None:
+        self._client = client
+        self._portal = portal
+
+    def run(self, call: ToolCall | str, **fields: Unpack[CallFields]) -> ToolResult:
+        """See `SandboxClient.run`."""
+        return self._portal.call(partial(self._client.run, call, **fields))
+
+    def run_many(
+        self,
+        calls: Iterable[ToolCall | str],
+        on_result: Callable[[int, Answer], None] | None = None,
+    ) -> list[Answer]:
+        """See `SandboxClient.run_many`; `on_result` is called in the client's own thread."""
+        return self._portal.call(self._client.run_many, calls, on_result)
+
+    def status(self) -> dict[str, JsonValue]:
+        """See `SandboxClient.status`."""
+        return self._portal.call(self._client.status)
+
+
+def _as_call(call: ToolCall | str, fields: CallFields) -> ToolCall:
+    if isinstance(call, ToolCall):
+        if fields:
+            raise InvalidCall(f"{', '.join(fields)}: belongs into the ToolCall that was given")
+        return call
+    try:
+        return ToolCall.model_validate({"code": call, **fields})
+    except ValidationError as exc:
+        raise InvalidCall(first_error(exc)) from exc
+
+
+def _is_retryable(answer: Answer) -> bool:
+    if isinstance(answer, SandboxError):
+        return answer.is_retryable
+    return answer.status is CallStatus.QUEUE_TIMEOUT
+
+
+def _backoff_s(attempt: int, answer: Answer) -> float:
+    """Full jitter, so that calls which were refused together do not come back together."""
+    asked_for = answer.retry_after_s if isinstance(answer, SandboxError) else None
+    return (asked_for or 0.0) + random.uniform(0, min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** (attempt - 1)))
