@@ -1,0 +1,59 @@
+# Every target does its own set-up, inside of this directory only. All paths are relative, so that a checkout
+# may lie under any name. ARGS="…" goes to the program that a target starts.
+
+VENV := .venv
+VPYTHON := $(VENV)/bin/python
+
+# The first interpreter that is new enough; PYTHON=… chooses another one.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+
+# $(call need,COMMAND,SENTENCE) ends the set-up with the sentence when the command fails.
+need = @$(1) >/dev/null 2>&1 || { echo '$(2)' >&2; exit 1; }
+
+.DEFAULT_GOAL := help
+.PHONY: demo test up check fmt clean help runtime
+.NOTPARALLEL:
+
+demo: runtime  ## start the whole stack, send real calls through it, show what came of them, stop it
+	@$(VPYTHON) -m loadtest.demo $(ARGS)
+
+test: check runtime  ## all that CI runs: check, then every test
+	@$(VPYTHON) -m pytest $(ARGS)
+
+up: runtime  ## leave the stack running in the foreground until Ctrl-C
+	@$(VPYTHON) -m sandbox up $(ARGS)
+
+check: $(VENV)/installed  ## lint, format, types and layers
+	@$(VPYTHON) -m ruff check
+	@$(VPYTHON) -m ruff format --check
+	@$(VPYTHON) -m mypy
+	@$(VENV)/bin/lint-imports --no-logo
+
+fmt: $(VENV)/installed  ## put the code into its one format
+	@$(VPYTHON) -m ruff check --fix-only --quiet
+	@$(VPYTHON) -m ruff format
+
+clean:  ## remove all that these targets made, the virtual environment with the runtime too
+	@rm -rf $(VENV) build dist .*_cache .hypothesis
+	@find . -name __pycache__ -prune -exec rm -rf {} +
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1 :\2/p' Makefile | while IFS=: read -r name text; do \
+	printf '%-14s%s\n' "$$name" "$$text"; done
+
+# What programs see inside the jail. It looks for changes itself and does nothing where there are none.
+runtime: $(VENV)/installed
+	@$(VPYTHON) -m sandbox runtime build
+
+# The virtual environment; made anew where an earlier attempt ended half way.
+$(VENV)/installed: pyproject.toml
+	$(call need,[ "$$(uname -s)" = Linux ],RoC Sandbox needs Linux: its jail is made of Linux namespaces.)
+	$(call need,[ -n "$(PYTHON)" ],Python 3.11 or newer is missing (Debian: apt install python3).)
+	$(call need,"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))',$(PYTHON) is no Python 3.11 or newer (Debian: apt install python3).)
+	$(call need,"$(PYTHON)" -c 'import ensurepip; import venv',The venv module of $(PYTHON) is missing (Debian: apt install python3-venv).)
+	$(call need,for cc in cc gcc clang; do echo '#include <sys/mount.h>' | $$cc -E - && break; done,A C compiler with the C library headers is missing (Debian: apt install gcc libc6-dev).)
+	@$(VPYTHON) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	@echo 'Installing what the service and its tests need into $(VENV) …'
+	@$(VPYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
