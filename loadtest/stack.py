@@ -1,0 +1,101 @@
+"""Starts the whole stack the way a person does, by `sandbox up`, and stops it again.
+
+Theory of operation. The supervisor gets a session of its own, so that Ctrl-C in our terminal reaches us alone
+and the stop has one order: we leave the `with` block, the supervisor gets SIGTERM, drains, and ends what it
+started. After `_STOP_S`, or at a second Ctrl-C, its whole process group gets SIGKILL. SIGTERM and SIGHUP to
+us leave the `with` block as well. The supervisor's log goes to a file whose end is quoted when the start
+fails; its stdout is read to the end by a thread, so that a full pipe can never stop it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import IO
+
+from sandbox import ConfigError
+
+_START_S = 60.0  # the first start of all compiles byte code
+_STOP_S = 60.0  # longer than the workers' grace
+_LISTENING = re.compile(r"listening on (?P<url>http://\S+)")
+
+
+@contextmanager
+def own_stack(*options: str) -> Iterator[str]:
+    """Run `sandbox up` on a free port, with further options of it, and lend the URL of its gateway.
+
+    Raises ConfigError with the end of the log when it does not start.
+    """
+    command = [sys.executable, "-m", "sandbox", "up", "--port", "0", *options]
+    with _ends_by_exception(signal.SIGTERM, signal.SIGHUP), tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            yield _wait_for_url(process, log)
+        finally:
+            _stop(process)
+
+
+def _wait_for_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+    first_line: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read_all() -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            first_line.put(lines.readline().decode(errors="replace"))
+            for _ in lines:
+                pass
+
+    threading.Thread(target=read_all, name="stdout of sandbox up", daemon=True).start()
+    try:
+        line = first_line.get(timeout=_START_S)
+    except queue.Empty:
+        raise ConfigError(f"the stack did not start within {_START_S:.0f} s:\n{_end_of(log)}") from None
+    listening = _LISTENING.match(line)
+    if listening is None:
+        raise ConfigError(f"the stack did not start: {line.strip()}\n{_end_of(log)}")
+    return listening["url"]
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=_STOP_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+
+
+def _end_of(log: IO[bytes], length: int = 4000) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - length))
+    return log.read().decode(errors="replace").strip()
+
+
+@contextmanager
+def _ends_by_exception(*numbers: signal.Signals) -> Iterator[None]:
+    """Let these signals raise SystemExit, so that `finally` runs."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
