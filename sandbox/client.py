@@ -153,7 +153,7 @@ class SandboxClient:
         give_up_at = clock() + self._patience_s
         for attempt in itertools.count(1):
             answer = await self._wire.ask(call)
-            if not _is_retryable(answer) or attempt >= self._attempts:
+            if not _is_retryable(answer) or attempt >= self._attempts or not self._wire.is_open:
                 break
             delay_s = _backoff_s(attempt, answer)
             if clock() + delay_s > give_up_at:

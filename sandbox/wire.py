@@ -105,11 +105,16 @@ class Wire:
         """Refuse a URL that can be nobody's."""
         self.url = self.url.rstrip("/")
         try:
-            scheme = httpx.URL(self.url).scheme
-        except httpx.InvalidURL:
-            scheme = ""
-        if scheme not in {"http", "https"}:
+            url = httpx.URL(self.url)
+        except httpx.InvalidURL as exc:
+            raise ConfigError(f"{self.url!r} is no URL of a gateway: {exc}") from exc
+        if url.scheme not in {"http", "https"} or not url.host:
             raise ConfigError(f"{self.url!r} is no URL of a gateway; write http://HOST:PORT")
+
+    @property
+    def is_open(self) -> bool:
+        """Between `open` and `close`."""
+        return self._tls is not None
 
     def open(self) -> None:
         """Make ready. The first call connects."""
@@ -131,7 +136,7 @@ class Wire:
 
     async def ask(self, call: ToolCall) -> Answer:
         """Send one call and wait for what comes of it. Raises nothing but the caller's own cancellation."""
-        if self._tls is None:
+        if not self.is_open:
             raise RuntimeError("a SandboxClient works inside of `async with` only")
         # What the caller left out stays out, so that the server's defaults hold. Both must know the id.
         body = call.model_copy(update={"id": call.id}).model_dump_json(exclude_unset=True).encode()
@@ -161,7 +166,7 @@ class Wire:
             lane.open -= 1
 
     def _flush_soon(self) -> None:
-        if self._buffer and self._timer is None and self._tls is not None:
+        if self._buffer and self._timer is None and self.is_open:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_WINDOW_S * len(self._requests), self._flush)
 
@@ -310,7 +315,7 @@ def _read_line(line: bytes, unanswered: _Unanswered) -> tuple[_Pending, Answer]:
     """Takes the call out of `unanswered` that this line of an answer is about."""
     fields = from_json(line)
     index = fields.pop("index", None) if isinstance(fields, dict) else None
-    if index not in unanswered:
+    if not isinstance(index, int) or index not in unanswered:
         raise ValueError(f"a line about call {index!r}, which waits for none")
     if "error" in fields:
         answer: Answer = _ErrorAnswer.model_validate(fields).to_error()

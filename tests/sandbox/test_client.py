@@ -1,0 +1,485 @@
+"""SandboxClient against a gateway that does what each test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox import (
+    AnswerLost,
+    CallStatus,
+    CallTooLarge,
+    ConfigError,
+    InternalError,
+    InvalidCall,
+    Limits,
+    Overloaded,
+    QueueTimeout,
+    SandboxClient,
+    SandboxError,
+    ToolCall,
+    ToolResult,
+    Unavailable,
+)
+from sandbox.wire import _lines
+
+from .fake_gateway import FakeGateway, Request, answer_all, result
+
+
+def error(name: str, message: str = "no", **fields: float) -> dict[str, dict[str, str | float]]:
+    return {"error": {"name": name, "message": message, **fields}}
+
+
+async def test_a_call_by_its_code_comes_back_as_a_typed_result() -> None:
+    """Code and keyword fields become one call of a batch, and its line becomes a ToolResult."""
+    async with FakeGateway() as gateway, SandboxClient(gateway.url) as client:
+        got = await client.run("print(1)", stdin="x", limits=Limits(wall_s=2))
+
+    assert isinstance(got, ToolResult)
+    assert (got.status, got.stdout) == (CallStatus.OK, "print(1)")
+    [request] = gateway.requests
+    assert (request.path, request.headers["accept"]) == ("/v1/batch", "application/x-ndjson")
+    assert request.calls == [{"id": got.id, "code": "print(1)", "stdin": "x", "limits": {"wall_s": 2.0}}]
+
+
+async def test_a_call_that_was_made_by_the_caller_keeps_its_id_and_leaves_defaults_to_the_server() -> None:
+    """Only what was set is sent, so that a server with lower ceilings applies its own defaults."""
+    call = ToolCall(code="1")
+    async with FakeGateway() as gateway, SandboxClient(gateway.url) as client:
+        got = await client.run(call)
+
+    assert got.id == call.id
+    assert gateway.requests[0].calls == [{"id": call.id, "code": "1"}]
+
+
+async def test_ten_thousand_calls_from_one_loop_share_few_requests() -> None:
+    """10,000 run() at once are all answered, each its own, over some 80 requests and few connections."""
+    async with FakeGateway() as gateway, SandboxClient(gateway.url) as client:
+        got = await asyncio.gather(*(client.run(f"print({n})") for n in range(10_000)))
+
+    assert [one.stdout for one in got] == [f"print({n})" for n in range(10_000)]
+    assert len(gateway.requests) < 400
+    assert len({id(request.writer) for request in gateway.requests}) < 100
+
+
+async def test_a_lone_call_waits_for_nobody() -> None:
+    """With nothing in flight a call leaves at the next turn of the loop, in a request of its own."""
+    async with FakeGateway() as gateway, SandboxClient(gateway.url) as client:
+        for n in range(3):
+            await client.run(f"print({n})")
+
+    assert [len(request.calls) for request in gateway.requests] == [1, 1, 1]
+
+
+async def test_a_slow_call_holds_none_of_its_batch() -> None:
+    """A fast call is answered while a slow one of the same request still runs."""
+    fast_is_back = asyncio.Event()
+
+    async def fast_first(request: Request) -> None:
+        await request.line(1, result(request.calls[1]))
+        await fast_is_back.wait()
+        await request.line(0, result(request.calls[0]))
+        await request.end()
+
+    async with FakeGateway(fast_first) as gateway, SandboxClient(gateway.url) as client:
+        slow = asyncio.create_task(client.run("slow"))
+        fast = asyncio.create_task(client.run("fast"))
+        assert (await fast).stdout == "fast"
+        assert not slow.done()
+        fast_is_back.set()
+        assert (await slow).stdout == "slow"
+    assert len(gateway.requests) == 1
+
+
+async def test_no_more_calls_are_unanswered_than_allowed() -> None:
+    """`max_in_flight` bounds what the gateway holds for one client."""
+    held = most_held = 0
+
+    async def count(request: Request) -> None:
+        nonlocal held, most_held
+        held += len(request.calls)
+        most_held = max(most_held, held)
+        for index, call in enumerate(request.calls):
+            held -= 1
+            await request.line(index, result(call))
+        await request.end()
+
+    async with FakeGateway(count) as gateway, SandboxClient(gateway.url, max_in_flight=7) as client:
+        got = await client.run_many([f"print({n})" for n in range(200)])
+        alone = await asyncio.gather(*(client.run("1") for _ in range(200)))
+
+    assert all(isinstance(one, ToolResult) for one in got)
+    assert len(alone) == 200
+    assert 1 < most_held <= 7
+
+
+@pytest.mark.parametrize("cls", [InvalidCall, CallTooLarge, InternalError])
+async def test_run_raises_what_the_gateway_raised(cls: type[SandboxError]) -> None:
+    """An error in a call's place is raised as the same class with the same words, and asked only once."""
+
+    async def answer(request: Request) -> None:
+        await request.line(0, error(cls.__name__, "limits.wall_s: too high"))
+        await request.end()
+
+    async with FakeGateway(answer) as gateway, SandboxClient(gateway.url) as client:
+        with pytest.raises(cls, match="too high"):
+            await client.run("1")
+    assert len(gateway.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "cls"), [("queue_timeout", QueueTimeout), ("internal_error", InternalError)]
+)
+async def test_run_raises_for_a_fault_of_ours(status: str, cls: type[SandboxError]) -> None:
+    """A fault is never returned by run(), so that nobody reads it as a verdict."""
+
+    async def answer(request: Request) -> None:
+        await request.line(0, result(request.calls[0], status=status, reason="the reason"))
+        await request.end()
+
+    async with FakeGateway(answer) as gateway, SandboxClient(gateway.url, attempts=1) as client:
+        with pytest.raises(cls, match="the reason"):
+            await client.run("1")
+
+
+async def test_run_many_keeps_order_and_loses_nothing_to_a_neighbour() -> None:
+    """Results, faults and errors stand at the places of their calls, and each is reported once."""
+
+    async def answer(request: Request) -> None:
+        for index, call in reversed(list(enumerate(request.calls))):
+            if call["code"] == "bad":
+                await request.line(index, error("InvalidCall", "code: bad"))
+            elif call["code"] == "broken":
+                await request.line(index, result(call, status="internal_error"))
+            else:
+                await request.line(index, result(call))
+        await request.end()
+
+    reported: dict[int, ToolResult | SandboxError] = {}
+    async with FakeGateway(answer) as gateway, SandboxClient(gateway.url) as client:
+        got = await client.run_many(["a", "bad", ToolCall(code="broken"), "b"], reported.__setitem__)
+
+    a, bad, broken, b = got
+    assert isinstance(a, ToolResult)
+    assert isinstance(broken, ToolResult)
+    assert isinstance(b, ToolResult)
+    assert (a.stdout, b.stdout) == ("a", "b")
+    assert isinstance(bad, InvalidCall)
+    assert broken.status.is_fault
+    assert [reported[index] for index in range(4)] == got
+
+
+async def test_a_call_that_cannot_be_built_is_refused_before_it_is_sent() -> None:
+    """A bad field is an InvalidCall that names it, in its place in run_many."""
+    async with FakeGateway() as gateway, SandboxClient(gateway.url) as client:
+        with pytest.raises(InvalidCall, match="deadline_s"):
+            await client.run("1", deadline_s=-1)
+        with pytest.raises(InvalidCall, match="stdin: belongs into the ToolCall"):
+            await client.run(ToolCall(code="1"), stdin="x")
+        [got] = await client.run_many([5])  # type: ignore[list-item]
+        assert isinstance(got, InvalidCall)
+    assert gateway.requests == []
+
+
+async def test_refusals_that_a_retry_can_help_are_asked_again_with_the_same_id() -> None:
+    """429 and 503 for the request, an item's error, and queue_timeout all lead to another attempt."""
+
+    async def refuse_four_times(request: Request) -> None:
+        match len(gateway.requests):
+            case 1:
+                await request.refuse(429, "Overloaded")
+            case 2:
+                await request.whole(503, b"<html>a proxy</html>")
+            case 3:
+                await request.line(0, error("Unavailable"))
+                await request.end()
+            case 4:
+                await request.line(0, result(request.calls[0], status="queue_timeout"))
+                await request.end()
+            case _:
+                await answer_all(request)
+
+    async with FakeGateway(refuse_four_times) as gateway, SandboxClient(gateway.url) as client:
+        got = await client.run("1")
+    assert [request.calls[0]["id"] for request in gateway.requests] == [got.id] * 5
+
+
+@pytest.mark.parametrize("where", ["header", "item"])
+async def test_retry_after_is_respected(where: str) -> None:
+    """The second attempt comes no earlier than the gateway asked for."""
+    times: list[float] = []
+
+    async def refuse_once(request: Request) -> None:
+        times.append(time.monotonic())
+        if len(times) > 1:
+            await answer_all(request)
+        elif where == "header":
+            await request.refuse(429, "Overloaded", retry_after="1")
+        else:
+            await request.line(0, error("Overloaded", retry_after_s=0.5))
+            await request.end()
+
+    async with FakeGateway(refuse_once) as gateway, SandboxClient(gateway.url) as client:
+        await client.run("1")
+    assert times[1] - times[0] >= (1.0 if where == "header" else 0.5)
+
+
+async def test_attempts_and_patience_have_an_end() -> None:
+    """The last refusal is raised when attempts are used up, or when the next would come too late."""
+
+    async def full(request: Request) -> None:
+        await request.refuse(429, "Overloaded", "full", retry_after="0" if "few" in url else "3600")
+
+    async with FakeGateway(full) as gateway:
+        url = gateway.url + "/few"
+        async with SandboxClient(url, attempts=3) as client:
+            with pytest.raises(Overloaded, match="full"):
+                await client.run("1")
+        assert len(gateway.requests) == 3
+        url = gateway.url
+        async with SandboxClient(url) as client:
+            with pytest.raises(Overloaded) as caught:
+                await client.run("1")
+        assert caught.value.retry_after_s == 3600
+        assert len(gateway.requests) == 4
+
+
+async def test_a_gateway_that_is_not_there_yet_is_waited_for() -> None:
+    """A refused connection is retried, because nothing was sent."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    async with SandboxClient(f"http://127.0.0.1:{port}", attempts=1) as client:
+        with pytest.raises(Unavailable, match="cannot connect"):
+            await client.run("1")
+    async with SandboxClient(f"http://127.0.0.1:{port}", attempts=1000) as client:
+        waiting = asyncio.create_task(client.run("1"))
+        async with FakeGateway(port=port):
+            assert (await waiting).status is CallStatus.OK
+
+
+async def test_a_connection_that_breaks_fails_exactly_the_calls_without_an_answer() -> None:
+    """What was answered stands, the rest is AnswerLost, and nothing is sent a second time."""
+
+    async def break_after_two(request: Request) -> None:
+        for index in (2, 0):
+            await request.line(index, result(request.calls[index]))
+        await request.chunk(b'{"index": 1, "id": "')
+        request.drop()
+
+    async with FakeGateway(break_after_two) as gateway, SandboxClient(gateway.url) as client:
+        got = await client.run_many(["a", "b", "c", "d"])
+
+    assert [type(one) for one in got] == [ToolResult, AnswerLost, ToolResult, AnswerLost]
+    assert all("may have run" in str(one) for one in got if isinstance(one, AnswerLost))
+    assert len(gateway.requests) == 1
+
+
+async def test_a_connection_that_breaks_before_the_answer_is_not_asked_again() -> None:
+    """The request was sent, so the programs may have run: AnswerLost, an Unavailable that is not retryable."""
+
+    async def drop(request: Request) -> None:
+        request.drop()
+
+    async with FakeGateway(drop) as gateway, SandboxClient(gateway.url) as client:
+        with pytest.raises(Unavailable, match="may have run") as caught:
+            await client.run("1")
+    assert not caught.value.is_retryable
+    assert isinstance(caught.value.__cause__, httpx.TransportError)
+    assert len(gateway.requests) == 1
+
+
+async def test_an_answer_that_ends_early_loses_the_rest() -> None:
+    """A well-formed end of the answer with calls missing is AnswerLost for these."""
+
+    async def one_of_two(request: Request) -> None:
+        await request.line(0, result(request.calls[0]))
+        await request.end()
+
+    async with FakeGateway(one_of_two) as gateway, SandboxClient(gateway.url) as client:
+        got = await client.run_many(["a", "b"])
+    assert [type(one) for one in got] == [ToolResult, AnswerLost]
+
+
+async def test_a_batch_that_is_too_large_goes_in_smaller_ones() -> None:
+    """413 for many calls says nothing about each of them; 413 for one alone is its error."""
+
+    async def at_most_two(request: Request) -> None:
+        if len(request.calls) > 2 or "huge" in [call["code"] for call in request.calls]:
+            await request.refuse(413, "CallTooLarge", "over the bound")
+        else:
+            await answer_all(request)
+
+    async with FakeGateway(at_most_two) as gateway, SandboxClient(gateway.url) as client:
+        got = await client.run_many([*map(str, range(9)), "huge"])
+    assert [one.stdout for one in got[:9] if isinstance(one, ToolResult)] == [*map(str, range(9))]
+    assert isinstance(got[9], CallTooLarge)
+
+
+async def test_large_calls_share_no_request() -> None:
+    """A request carries at most 4 MiB of calls, unless a single call is larger."""
+    large = "#" * 3_000_000
+    async with FakeGateway() as gateway, SandboxClient(gateway.url) as client:
+        await client.run_many([large, large], None)
+    assert [len(request.calls) for request in gateway.requests] == [1, 1]
+
+
+@pytest.mark.parametrize("text", ["a\u2028b\x85c\x0bd", "\r\n", "\x00\ufffd"])
+async def test_any_text_comes_through(text: str) -> None:
+    """Characters that count as line ends elsewhere do not cut a result."""
+
+    async def answer(request: Request) -> None:
+        await request.line(0, result(request.calls[0], stdout=text))
+        await request.end()
+
+    async with FakeGateway(answer) as gateway, SandboxClient(gateway.url) as client:
+        assert (await client.run("1")).stdout == text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"no json\n",
+        b"[]\n",
+        b'{"id": "a", "status": "ok"}\n',
+        b'{"index": 9, "id": "a", "status": "ok"}\n',
+        b'{"index": [], "id": "a", "status": "ok"}\n',
+        b'{"index": 0, "id": "another", "status": "ok"}\n',
+        b'{"index": 0, "id": "a", "status": "splendid"}\n',
+        b"#" * 2_000_000,
+    ],
+)
+async def test_what_is_no_answer_of_a_gateway_is_a_fault(line: bytes) -> None:
+    """Garbage, a wrong place, a wrong id and a line beyond the limits end in InternalError, not in a hang."""
+
+    async def answer(request: Request) -> None:
+        await request.chunk(line)
+        await request.end()
+
+    async with FakeGateway(answer) as gateway, SandboxClient(gateway.url) as client:
+        with pytest.raises(InternalError, match="cannot read"):
+            await client.run(ToolCall(id="a", code="1"))
+
+
+@pytest.mark.parametrize(("status", "cls"), [(404, InternalError), (502, AnswerLost), (504, AnswerLost)])
+async def test_an_answer_that_no_gateway_gave_is_read_by_its_status(
+    status: int, cls: type[SandboxError]
+) -> None:
+    """Behind a proxy's 502 and 504 the call may have run; other pages mean that this is no gateway."""
+
+    async def proxy(request: Request) -> None:
+        await request.whole(status, b"<html>")
+
+    async with FakeGateway(proxy) as gateway, SandboxClient(gateway.url) as client:
+        with pytest.raises(cls, match=f"answered {status}") as caught:
+            await client.run("1")
+    assert type(caught.value) is cls
+
+
+async def test_a_cancelled_call_disturbs_no_other() -> None:
+    """Before it is sent it is left out; after that its answer is dropped and its neighbours get theirs."""
+    go_on = asyncio.Event()
+    arrived = asyncio.Event()
+
+    async def answer(request: Request) -> None:
+        arrived.set()
+        await go_on.wait()
+        await answer_all(request)
+
+    async with FakeGateway(answer) as gateway, SandboxClient(gateway.url) as client:
+        never_sent, sent, kept = (asyncio.create_task(client.run(code)) for code in ("a", "b", "c"))
+        asyncio.get_running_loop().call_soon(never_sent.cancel)
+        await arrived.wait()
+        sent.cancel()
+        go_on.set()
+        assert (await kept).stdout == "c"
+        await asyncio.gather(never_sent, sent, return_exceptions=True)
+    assert [call["code"] for call in gateway.requests[0].calls] == ["b", "c"]
+
+
+async def test_closing_tells_everybody_who_waits() -> None:
+    """A call in flight ends with AnswerLost, a waiting one with Unavailable, and no task stays behind."""
+    arrived = asyncio.Event()
+
+    async def never(request: Request) -> None:
+        arrived.set()
+        await asyncio.Event().wait()
+
+    async with FakeGateway(never) as gateway:
+        async with SandboxClient(gateway.url, max_in_flight=1) as client:
+            sent, waiting = (asyncio.create_task(client.run(code)) for code in ("a", "b"))
+            await arrived.wait()
+        ends = await asyncio.gather(sent, waiting, return_exceptions=True)
+    assert [type(end) for end in ends] == [AnswerLost, Unavailable]
+
+
+async def test_status_is_what_the_gateway_says() -> None:
+    """`status()` returns the JSON of /v1/status, and raises Unavailable where nobody listens."""
+
+    async def status(request: Request) -> None:
+        await request.whole(200 if gateway.requests[1:] else 503, b'{"workers": []}')
+
+    async with FakeGateway(status) as gateway, SandboxClient(gateway.url) as client:
+        with pytest.raises(Unavailable):
+            await client.status()
+        assert await client.status() == {"workers": []}
+        assert gateway.requests[0].path == "/v1/status"
+    async with SandboxClient(gateway.url) as client:
+        with pytest.raises(Unavailable, match="does not answer"):
+            await client.status()
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://a:b", ""])
+def test_a_url_that_is_none_is_refused_at_once(url: str) -> None:
+    """A URL without scheme or host, or with a bad port, is a ConfigError that quotes it."""
+    with pytest.raises(ConfigError, match="is no URL of a gateway"):
+        SandboxClient(url)
+
+
+async def test_a_client_that_is_not_open_says_so() -> None:
+    """Outside of `async with` a call raises rather than waiting for ever."""
+    with pytest.raises(RuntimeError, match="async with"):
+        await SandboxClient().run("1")
+
+
+async def test_the_blocking_client_serves_many_threads() -> None:
+    """Threads that call at the same time share requests, and errors and callbacks come through."""
+    async with FakeGateway() as gateway:
+
+        def work() -> list[str]:
+            together = threading.Barrier(16)
+
+            def one(n: int) -> str:
+                together.wait()
+                return client.run(str(n), stdin="x").stdout
+
+            with SandboxClient.blocking(gateway.url) as client, ThreadPoolExecutor(16) as threads:
+                assert [type(one) for one in client.run_many(["a", "b"])] == [ToolResult, ToolResult]
+                with pytest.raises(InvalidCall):
+                    client.run("1", deadline_s=-1)
+                return list(threads.map(one, range(16)))
+
+        assert await asyncio.to_thread(work) == [str(n) for n in range(16)]
+
+
+@given(texts=st.lists(st.binary().map(lambda b: b.replace(b"\n", b""))), cuts=st.lists(st.integers(1, 9)))
+async def test_lines_come_out_whole_however_they_were_cut(texts: list[bytes], cuts: list[int]) -> None:
+    """The splitter gives the same lines for every way to cut an answer into chunks."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        whole = b"".join(text + b"\n" for text in texts)
+        for cut in cuts:
+            yield whole[:cut]
+            whole = whole[cut:]
+        yield whole
+
+    assert [line async for line in _lines(httpx.Response(200, content=chunks()), 10_000)] == texts
