@@ -1,0 +1,324 @@
+"""The resource group of one slot: what bounds the memory and the processes of a call, and counts its use.
+
+Three hosts, one shape (`Group`): cgroup v1, cgroup v2, and a host that lets us use neither, where rlimits bound each
+process and a watch over /proc stands in for the bound on all of them (`watched.py`). Groups are made once for
+each slot and kept: making and removing them for every call costs ten times what entering them does.
+
+A worker's groups stand in a folder of its own below the group that the worker was started in, so whatever bounds the
+host put on the worker hold for its programs too. A killed worker leaves that folder; the next one
+on the host sweeps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sandbox.calls import CallStatus
+
+FOLDER = "roc-sandbox"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUsage:
+    """What a slot's group counted since `begin`."""
+
+    cpu_s: float
+    memory_peak_bytes: int
+    oom_kills: int
+
+
+class Group(Protocol):
+    """Bounds and counts one call at a time."""
+
+    #: Files a program enters the group by writing "0" into; empty where there is no group.
+    enter_fds: tuple[int, ...]
+    #: True when the group must be told the processes of a call (`watch`).
+    needs_pids: bool
+
+    def begin(self, memory_bytes: int, processes: int) -> None:
+        """Set the bounds and zero the counts."""
+
+    def exceeded(self, cpu_s: float) -> CallStatus | None:
+        """Asked every tenth of a second while a program runs: the limit that the call as a whole has passed."""
+
+    def end(self) -> GroupUsage:
+        """The counts."""
+
+    def is_empty(self) -> bool:
+        """True when no process is in the group."""
+
+    def close(self) -> None:
+        """Remove the group."""
+
+
+def _read(fd: int) -> bytes:
+    return os.pread(fd, 4096, 0)
+
+
+def _write(fd: int, value: int) -> None:
+    os.pwrite(fd, b"%d" % value, 0)
+
+
+def _open(path: Path, flags: int = os.O_RDWR) -> int:
+    return os.open(path, flags | os.O_CLOEXEC)
+
+
+def _field(content: bytes, name: bytes) -> int:
+    """The number behind `name` in a file of 'name number' lines."""
+    for line in content.split(b"\n"):
+        key, _, value = line.partition(b" ")
+        if key == name:
+            return int(value)
+    raise ValueError(f"no field {name.decode()} in a cgroup file")
+
+
+class GroupV1:
+    """A folder in each of the memory, pids and cpuacct hierarchies."""
+
+    needs_pids = False
+
+    def __init__(self, folders: dict[str, Path]) -> None:
+        self._folders = list(folders.values())
+        for folder in self._folders:
+            folder.mkdir()
+        memory, pids, cpuacct = folders["memory"], folders["pids"], folders["cpuacct"]
+        self.enter_fds = tuple(_open(folder / "cgroup.procs") for folder in self._folders)
+        self._limit = _open(memory / "memory.limit_in_bytes")
+        self._peak = _open(memory / "memory.max_usage_in_bytes")
+        self._used = _open(memory / "memory.usage_in_bytes", os.O_RDONLY)
+        self._oom = _open(memory / "memory.oom_control", os.O_RDONLY)
+        self._pids = _open(pids / "pids.max")
+        self._cpu = _open(cpuacct / "cpuacct.usage")
+        self._bounds = (0, 0)
+        self._ooms = 0
+        self._residue = 0
+
+    def begin(self, memory_bytes: int, processes: int) -> None:
+        """Set the bounds and zero the counts."""
+        if self._bounds != (memory_bytes, processes):
+            _write(self._limit, memory_bytes)
+            _write(self._pids, processes)
+            self._bounds = (memory_bytes, processes)
+        # File pages that an earlier call read first stay charged to the group until the kernel wants them back.
+        self._residue = int(_read(self._used))
+        _write(self._peak, 0)
+        _write(self._cpu, 0)
+        self._ooms = _field(_read(self._oom), b"oom_kill")
+
+    def exceeded(self, cpu_s: float) -> CallStatus | None:
+        """v1 kills one victim and lets the rest live on, so its counter is watched as well."""
+        if _field(_read(self._oom), b"oom_kill") != self._ooms:
+            return CallStatus.MEMORY_LIMIT
+        return CallStatus.TIMEOUT if self._cpu_s() >= cpu_s else None
+
+    def _cpu_s(self) -> float:
+        return int(_read(self._cpu)) / 1e9
+
+    def end(self) -> GroupUsage:
+        """The counts."""
+        peak = max(0, int(_read(self._peak)) - self._residue)
+        return GroupUsage(self._cpu_s(), peak, _field(_read(self._oom), b"oom_kill") - self._ooms)
+
+    def is_empty(self) -> bool:
+        """True when no process is in any of the three."""
+        return not any(_read(fd) for fd in self.enter_fds)
+
+    def close(self) -> None:
+        """Close the files and remove the folders."""
+        for fd in (*self.enter_fds, self._limit, self._peak, self._used, self._oom, self._pids, self._cpu):
+            os.close(fd)
+        for folder in self._folders:
+            folder.rmdir()
+
+
+class GroupV2:
+    """One folder in the unified hierarchy."""
+
+    needs_pids = False
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir()
+        _put(folder / "memory.oom.group", "1")  # one victim would leave the rest of a call alive
+        swap = folder / "memory.swap.max"
+        if swap.exists():
+            _put(swap, "0")
+        self._procs = _open(folder / "cgroup.procs")
+        self.enter_fds: tuple[int, ...] = (self._procs,)
+        self._limit = _open(folder / "memory.max")
+        self._used = _open(folder / "memory.current", os.O_RDONLY)
+        self._events = _open(folder / "memory.events", os.O_RDONLY)
+        self._pids = _open(folder / "pids.max")
+        self._cpu = _open(folder / "cpu.stat", os.O_RDONLY)
+        self._bounds = (0, 0)
+        self._peak: int | None = None
+        self._cpu_start = 0
+        self._ooms = 0
+        self._residue = 0
+
+    def begin(self, memory_bytes: int, processes: int) -> None:
+        """Set the bounds and note where the counters stand."""
+        if self._bounds != (memory_bytes, processes):
+            _write(self._limit, memory_bytes)
+            _write(self._pids, processes)
+            self._bounds = (memory_bytes, processes)
+        self._residue = int(_read(self._used))
+        self._reset_peak()
+        self._cpu_start = _field(_read(self._cpu), b"usage_usec")
+        self._ooms = _field(_read(self._events), b"oom_kill")
+
+    def _reset_peak(self) -> None:
+        """From Linux 6.12 on a write resets the peak for the descriptor that wrote; before, it only ever grows."""
+        if self._peak is not None:
+            os.close(self._peak)
+            self._peak = None
+        path = self._folder / "memory.peak"
+        if path.exists():
+            with contextlib.suppress(PermissionError):  # the file is read-only before 6.12
+                self._peak = _open(path)
+                _write(self._peak, 0)
+
+    def exceeded(self, cpu_s: float) -> CallStatus | None:
+        """Memory is the kernel's to end; CPU time is ours."""
+        return CallStatus.TIMEOUT if self._cpu_s() >= cpu_s else None
+
+    def _cpu_s(self) -> float:
+        return (_field(_read(self._cpu), b"usage_usec") - self._cpu_start) / 1e6
+
+    def end(self) -> GroupUsage:
+        """The counts; a peak of 0 where the kernel cannot tell this call's from an earlier one's."""
+        peak = max(0, int(_read(self._peak)) - self._residue) if self._peak is not None else 0
+        return GroupUsage(self._cpu_s(), peak, _field(_read(self._events), b"oom_kill") - self._ooms)
+
+    def is_empty(self) -> bool:
+        """True when no process is in the group."""
+        return not _read(self._procs)
+
+    def close(self) -> None:
+        """Close the files and remove the folder."""
+        for fd in (self._procs, self._limit, self._used, self._events, self._pids, self._cpu):
+            os.close(fd)
+        if self._peak is not None:
+            os.close(self._peak)
+        self._folder.rmdir()
+
+
+def _put(path: Path, value: str) -> None:
+    path.write_text(value, encoding="ascii")
+
+
+# ---- where groups can stand on this host ----
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process may make groups: one parent folder for each v1 controller, or one for v2."""
+
+    kind: str  # "v1", "v2" or "none"
+    parents: dict[str, Path]
+    reason: str = ""  # for "none": what stands in the way
+
+
+V1_CONTROLLERS = ("memory", "pids", "cpuacct")
+V2_CONTROLLERS = ("memory", "pids")
+
+
+def find_place(proc: Path = Path("/proc")) -> Place:
+    """Look at the mounts and at our own groups; v1 first, since a mixed host keeps its controllers there."""
+    mounts = _cgroup_mounts((proc / "self/mountinfo").read_text(encoding="utf-8"))
+    own = _own_groups((proc / "self/cgroup").read_text(encoding="utf-8"))
+    v1 = {name: mounts[name] / own[name] for name in V1_CONTROLLERS if name in mounts and name in own}
+    if len(v1) == len(V1_CONTROLLERS):
+        blocked = [str(path) for path in v1.values() if not os.access(path, os.W_OK)]
+        return Place("none", {}, f"no right to write {blocked[0]}") if blocked else Place("v1", v1)
+    if "" not in mounts or "" not in own:
+        return Place("none", {}, "no cgroup hierarchy is mounted")
+    unified = mounts[""] / own[""]
+    offered = (unified / "cgroup.controllers").read_text(encoding="ascii").split()
+    if lacking := [name for name in V2_CONTROLLERS if name not in offered]:
+        return Place("none", {}, f"the controllers {' and '.join(lacking)} are not given to {unified}")
+    if not os.access(unified / "cgroup.subtree_control", os.W_OK):
+        return Place("none", {}, f"no right to write {unified}; a service needs Delegate=yes")
+    return Place("v2", {"": unified})
+
+
+def _cgroup_mounts(mountinfo: str) -> dict[str, Path]:
+    """Mount point by controller; the unified hierarchy under the empty name."""
+    mounts: dict[str, Path] = {}
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _source, options = after.split(" ", 2)
+        point = Path(before.split(" ")[4].replace("\\040", " "))
+        if kind == "cgroup2":
+            mounts[""] = point
+        elif kind == "cgroup":
+            mounts.update(dict.fromkeys(options.split(","), point))
+    return mounts
+
+
+def _own_groups(cgroup: str) -> dict[str, str]:
+    """Our own group by controller, relative to the mount point."""
+    own: dict[str, str] = {}
+    for line in cgroup.splitlines():
+        _number, controllers, path = line.split(":", 2)
+        own.update(dict.fromkeys(controllers.split(","), path.lstrip("/")))
+    return own
+
+
+class Groups:
+    """The groups of one worker, in a folder of their own that `close` removes."""
+
+    def __init__(self, place: Place) -> None:
+        """Make the folder. Raises OSError where the host refuses after all."""
+        self.kind = place.kind
+        self._folders = {name: path / f"{FOLDER}-{os.getpid()}" for name, path in place.parents.items()}
+        self._groups: list[Group] = []
+        for parent in place.parents.values():
+            _sweep(parent)
+        if self.kind == "v2":
+            _delegate(place.parents[""])
+        for folder in self._folders.values():
+            folder.mkdir(exist_ok=True)
+        if self.kind == "v2":
+            _put(self._folders[""] / "cgroup.subtree_control", _enable(self._folders[""]))
+
+    def add(self, number: int) -> Group:
+        """A new group for one slot."""
+        folders = {name: folder / f"slot-{number}" for name, folder in self._folders.items()}
+        group: Group = GroupV1(folders) if self.kind == "v1" else GroupV2(folders[""])
+        self._groups.append(group)
+        return group
+
+    def close(self) -> None:
+        """Remove every group and the folder."""
+        for group in self._groups:
+            group.close()
+        for folder in self._folders.values():
+            folder.rmdir()
+
+
+def _enable(group: Path) -> str:
+    offered = (group / "cgroup.controllers").read_text(encoding="ascii").split()
+    return " ".join(f"+{name}" for name in (*V2_CONTROLLERS, "cpu") if name in offered)
+
+
+def _delegate(parent: Path) -> None:
+    """v2 gives controllers to children only where the parent itself holds no process: step down into a leaf."""
+    leaf = parent / f"{FOLDER}-main"
+    leaf.mkdir(exist_ok=True)
+    _put(leaf / "cgroup.procs", str(os.getpid()))
+    _put(parent / "cgroup.subtree_control", _enable(parent))
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders of workers that were killed. Only empty groups can be removed, so a living one is safe."""
+    for folder in parent.glob(f"{FOLDER}-[0-9]*"):
+        if Path(f"/proc/{folder.name.removeprefix(FOLDER + '-')}").exists():
+            continue
+        for group in [*folder.glob("slot-*"), folder]:
+            with contextlib.suppress(OSError):  # its programs are just dying: the next sweep gets it
+                group.rmdir()

@@ -1,0 +1,512 @@
+/* The forkserver's loop and the walls of one call. Loaded by forkserver.py, inside nsjail.
+ *
+ * Theory of operation
+ *
+ *   worker ──control socket──► forkserver ──► init      PID 1 of the call's pid namespace (init.c)
+ *                                        └──► program   PID 2: a fork of the warm interpreter behind its walls
+ *
+ * fork_serve() is entered once by the warm interpreter and returns in each child, where Python goes on with the
+ * program; in the forkserver itself it returns only when the worker has gone. The forkserver runs no Python
+ * between two calls: it copies no pages, grows nothing, and has no place where an earlier call could stay. It never
+ * sees code, input or output, which reach the child as descriptors.
+ *
+ * Messages on the control socket (SOCK_SEQPACKET, one struct each, same machine, so native byte order):
+ *   request RUN   with descriptors stdin, stdout, stderr, payload, then the cgroup.procs files to enter
+ *   request KILL  end the call and all that it started; a call that is not there any more is no error
+ *   reply READY   once, the forkserver serves
+ *   reply ENDED   wait status and CPU time; nothing of the call is left when this is sent
+ *   reply STARTED twice, only if asked for: the credentials on the message carry the pid of the init, then of the
+ *                 program, which the kernel translates for the worker
+ *   reply FAILED  a step of ours failed, named by `where` and `error`; nothing of the call is left
+ *
+ * Who may die: the program and its children at any time; they are ours to reap. The init only by our SIGKILL, which
+ * takes the whole namespace with it. The worker: we read end of file, return, and exit; we are PID 1 of nsjail's
+ * namespace, so the kernel ends everything below us. We ourselves: same thing, and the worker reads end of file.
+ */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* CPython's own fork protocol: locks before, random state and thread state after. */
+extern void PyOS_BeforeFork(void);
+extern void PyOS_AfterFork_Parent(void);
+extern void PyOS_AfterFork_Child(void);
+
+enum { RUN = 1, KILL = 2 };
+enum { READY = 1, ENDED = 2, FAILED = 3, STARTED = 4 };
+enum { IN_CHILD = 1, WORKER_GONE = 0 };
+enum { STDIN, STDOUT, STDERR, PAYLOAD, FIRST_CGROUP, MAX_FDS = 8 };
+enum { MAX_CALLS = 4096 };
+enum { CALL_FAILED = 70 };
+#define KEEP_UID UINT64_MAX
+#define SHM_OPTIONS "size=33554432,nr_inodes=64,mode=1777"
+
+struct request {
+	uint64_t kind;
+	uint64_t call;
+	uint64_t uid; /* inside the jail; KEEP_UID where there is only one */
+	uint64_t cpu_s;
+	uint64_t file_bytes;
+	uint64_t open_files;
+	uint64_t processes;
+	uint64_t data_bytes; /* RLIMIT_DATA, for hosts without a memory cgroup; 0: none */
+	uint64_t scratch_bytes;
+	uint64_t scratch_inodes;
+	uint64_t tell_pids;
+};
+
+struct reply {
+	uint64_t kind;
+	uint64_t call;
+	int64_t wait_status;
+	uint64_t cpu_us;
+	uint64_t wall_us;
+	int64_t error; /* errno of a FAILED step */
+	char where[32]; /* name of a FAILED step */
+};
+
+/* What a child writes into the fault pipe when a set-up step fails. Smaller than PIPE_BUF, so never torn. */
+struct fault {
+	uint64_t index;
+	int64_t error;
+	char where[32];
+};
+
+struct call {
+	int used;
+	uint64_t number;
+	pid_t program, init;
+	int program_fd, init_fd;
+	int wait_status;
+	uint64_t cpu_us, started_us;
+	struct fault fault; /* where[0] is 0: none */
+};
+
+/* What the loop needs, made once by forkserver.py. */
+struct setup {
+	int control;
+	int init_exe; /* O_PATH descriptor of the tiny init */
+	struct sock_fprog program_filter; /* second stage; the first is on the forkserver already */
+};
+
+static struct call calls[MAX_CALLS];
+static int epoll, own_pid_ns, fault_read, fault_write;
+
+/* ---- the child: every step is checked, and named when it fails ---- */
+
+static int set_limit(int resource, uint64_t soft, uint64_t hard)
+{
+	struct rlimit limit = {soft, hard};
+	return setrlimit(resource, &limit);
+}
+
+static int mount_tmpfs(const char *target, const char *options, unsigned long flags)
+{
+	return mount("none", target, "tmpfs", MS_NOSUID | MS_NODEV | flags, options);
+}
+
+static int drop_capabilities(void)
+{
+	/* nsjail's bounding set holds just what the forkserver needs; SETPCAP goes last, it does the dropping. */
+	static const int kept[] = {CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID, CAP_KILL, CAP_SETPCAP};
+	for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+		if (prctl(PR_CAPBSET_DROP, kept[i], 0, 0, 0) < 0)
+			return -1;
+	return 0;
+}
+
+static int clear_capabilities(void)
+{
+	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+	struct __user_cap_data_struct none[2];
+	memset(none, 0, sizeof none);
+	return (int)syscall(SYS_capset, &header, none);
+}
+
+#define STEP(name, expression)                                                                                \
+	do {                                                                                                  \
+		if ((expression) < 0)                                                                         \
+			return (name);                                                                        \
+	} while (0)
+
+/* Puts up the walls around this process. Returns NULL, or the name of the step that failed, errno set. The order
+ * matters: what needs a capability comes before the uid change, and the filter is last. */
+static const char *enter_walls(const struct setup *setup, const struct request *request, const int *fds, int n_fds)
+{
+	char scratch_options[96];
+
+	for (int i = FIRST_CGROUP; i < n_fds; i++)
+		STEP("enter cgroup", write(fds[i], "0", 1)); /* first, so that what follows is charged to the call */
+	STEP("namespaces", unshare(CLONE_NEWNS | CLONE_NEWIPC));
+
+	/* Descriptors of the message are above these: the forkserver keeps its own in the low numbers. */
+	STEP("stdin", dup2(fds[STDIN], 0));
+	STEP("stdout", dup2(fds[STDOUT], 1));
+	STEP("stderr", dup2(fds[STDERR], 2));
+	STEP("payload", dup2(fds[PAYLOAD], 3));
+	STEP("fault pipe", dup3(fault_write, 4, O_CLOEXEC));
+	fault_write = 4;
+	STEP("close_range", (int)syscall(SYS_close_range, 5, ~0U, 0));
+
+	snprintf(scratch_options, sizeof scratch_options, "size=%llu,nr_inodes=%llu,mode=1777",
+		 (unsigned long long)request->scratch_bytes, (unsigned long long)request->scratch_inodes);
+	STEP("mount /tmp", mount_tmpfs("/tmp", scratch_options, 0));
+	STEP("mount /dev/shm", mount_tmpfs("/dev/shm", SHM_OPTIONS, MS_NOEXEC));
+	STEP("mount /proc", mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "subset=pid,hidepid=2"));
+	STEP("setsid", setsid());
+
+	/* One more second to the hard limit: SIGXCPU at the soft one ends the program, SIGKILL one that caught it. */
+	STEP("RLIMIT_CPU", set_limit(RLIMIT_CPU, request->cpu_s, request->cpu_s + 1));
+	STEP("RLIMIT_FSIZE", set_limit(RLIMIT_FSIZE, request->file_bytes, request->file_bytes));
+	STEP("RLIMIT_NOFILE", set_limit(RLIMIT_NOFILE, request->open_files, request->open_files));
+	STEP("RLIMIT_NPROC", set_limit(RLIMIT_NPROC, request->processes, request->processes));
+	if (request->data_bytes)
+		STEP("RLIMIT_DATA", set_limit(RLIMIT_DATA, request->data_bytes, request->data_bytes));
+
+	STEP("bounding set", drop_capabilities());
+	if (request->uid != KEEP_UID) {
+		/* Raw calls: glibc would run its all-threads protocol, and there is one thread. */
+		STEP("setgroups", (int)syscall(SYS_setgroups, 0, NULL));
+		STEP("setresgid", (int)syscall(SYS_setresgid, request->uid, request->uid, request->uid));
+		STEP("setresuid", (int)syscall(SYS_setresuid, request->uid, request->uid, request->uid));
+	}
+	STEP("capset", clear_capabilities());
+	STEP("parent-death signal", prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)); /* a uid change clears it */
+	STEP("not dumpable", prctl(PR_SET_DUMPABLE, 0, 0, 0, 0));
+	STEP("chdir", chdir("/tmp"));
+	STEP("no_new_privs", prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	STEP("filter", prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &setup->program_filter, 0, 0));
+	return NULL;
+}
+
+static void run_child(const struct setup *setup, const struct request *request, const int *fds, int n_fds, int index)
+{
+	const char *failed = enter_walls(setup, request, fds, n_fds);
+
+	if (failed) {
+		struct fault fault = {.index = (uint64_t)index, .error = errno};
+		snprintf(fault.where, sizeof fault.where, "%s", failed);
+		if (write(fault_write, &fault, sizeof fault) != sizeof fault)
+			_exit(CALL_FAILED + 1);
+		_exit(CALL_FAILED);
+	}
+	close(fault_write);
+	PyOS_AfterFork_Child();
+}
+
+/* ---- the forkserver ---- */
+
+static uint64_t now_us(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+static uint64_t cpu_us_of(const struct rusage *usage)
+{
+	return (uint64_t)(usage->ru_utime.tv_sec + usage->ru_stime.tv_sec) * 1000000 +
+	       (uint64_t)(usage->ru_utime.tv_usec + usage->ru_stime.tv_usec);
+}
+
+/* The worker reads whenever we write and bounds the calls in flight, so a short write means that it has gone;
+ * the next read tells. */
+static void send_reply(int control, const struct reply *reply)
+{
+	while (send(control, reply, sizeof *reply, MSG_NOSIGNAL) < 0 && errno == EINTR)
+		;
+}
+
+static void send_failed(int control, uint64_t number, const char *where, int64_t error)
+{
+	struct reply reply = {.kind = FAILED, .call = number, .error = error};
+	snprintf(reply.where, sizeof reply.where, "%s", where);
+	send_reply(control, &reply);
+}
+
+/* Names a process to the worker, whose pid namespace we cannot see: the kernel translates credentials. */
+static int tell_pid(int control, uint64_t number, pid_t pid)
+{
+	struct reply reply = {.kind = STARTED, .call = number};
+	struct ucred credentials = {.pid = pid, .uid = getuid(), .gid = getgid()};
+	union {
+		char space[CMSG_SPACE(sizeof credentials)];
+		struct cmsghdr align;
+	} ancillary;
+	struct iovec part = {&reply, sizeof reply};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &ancillary,
+				 .msg_controllen = sizeof ancillary};
+
+	memset(&ancillary, 0, sizeof ancillary);
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	header->cmsg_level = SOL_SOCKET;
+	header->cmsg_type = SCM_CREDENTIALS;
+	header->cmsg_len = CMSG_LEN(sizeof credentials);
+	memcpy(CMSG_DATA(header), &credentials, sizeof credentials);
+	return sendmsg(control, &message, MSG_NOSIGNAL) < 0 ? -1 : 0;
+}
+
+static int run_init(void *init_exe)
+{
+	static char *const argv[] = {"init", NULL}, *const environment[] = {NULL};
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+	syscall(SYS_close_range, 0, ~0U, CLOSE_RANGE_CLOEXEC);
+	syscall(SYS_execveat, *(int *)init_exe, "", argv, environment, AT_EMPTY_PATH);
+	_exit(127);
+}
+
+/* Starts PID 1 of a new pid namespace. The child borrows our memory until it has executed the tiny init, which is
+ * what makes this cheap; CLONE_VFORK keeps us out of that memory meanwhile. */
+static int start_init(struct call *call, int init_exe)
+{
+	static char stack[16384] __attribute__((aligned(64)));
+
+	call->init_fd = -1;
+	call->init = clone(run_init, stack + sizeof stack,
+			   CLONE_VM | CLONE_VFORK | CLONE_NEWPID | CLONE_PIDFD | SIGCHLD, &init_exe, &call->init_fd);
+	return call->init < 0 ? -1 : 0;
+}
+
+static int watch(int fd, uint64_t tag)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = tag};
+	return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
+}
+
+/* Closing alone would not end the watch: a child that was just forked holds a copy until its close_range. */
+static void unwatch(int *fd)
+{
+	if (*fd < 0)
+		return;
+	epoll_ctl(epoll, EPOLL_CTL_DEL, *fd, NULL); /* ENOENT for one that was never watched is fine */
+	close(*fd);
+	*fd = -1;
+}
+
+#define TAG_PROGRAM(index) ((uint64_t)(index) * 2 + 2)
+#define TAG_INIT(index) ((uint64_t)(index) * 2 + 3)
+#define TAG_CONTROL 0
+#define TAG_INDEX(tag) ((int)((tag) - 2) / 2)
+
+static void end_init(struct call *call)
+{
+	syscall(SYS_pidfd_send_signal, call->init_fd, SIGKILL, NULL, 0);
+}
+
+static void forget(struct call *call)
+{
+	unwatch(&call->program_fd);
+	unwatch(&call->init_fd);
+	call->used = 0;
+}
+
+/* A step of ours failed: take down what stands, and say so. */
+static void abandon(int control, struct call *call, const char *where)
+{
+	int error = errno;
+
+	if (call->init > 0) {
+		end_init(call);
+		if (call->program > 0)
+			waitpid(call->program, NULL, __WALL);
+		waitpid(call->init, NULL, __WALL);
+	}
+	send_failed(control, call->number, where, error);
+	forget(call);
+}
+
+/* Returns IN_CHILD in the program, 0 in the forkserver; a failure is answered on the control socket. */
+static int start_call(const struct setup *setup, const struct request *request, const int *fds, int n_fds)
+{
+	int index = 0;
+	while (index < MAX_CALLS && calls[index].used)
+		index++;
+	if (index == MAX_CALLS || n_fds < FIRST_CGROUP) {
+		send_failed(setup->control, request->call, "bad request", EINVAL);
+		return 0;
+	}
+	struct call *call = &calls[index];
+	*call = (struct call){.used = 1, .number = request->call, .program_fd = -1, .init_fd = -1, .started_us = now_us()};
+
+	if (start_init(call, setup->init_exe) < 0)
+		return abandon(setup->control, call, "start init"), 0;
+	if (setns(call->init_fd, CLONE_NEWPID) < 0) /* the next fork is born into the new namespace */
+		return abandon(setup->control, call, "enter pid namespace"), 0;
+	PyOS_BeforeFork();
+	call->program = fork();
+	int error = errno;
+	if (call->program == 0) {
+		run_child(setup, request, fds, n_fds, index);
+		return IN_CHILD;
+	}
+	PyOS_AfterFork_Parent();
+	if (setns(own_pid_ns, CLONE_NEWPID) < 0)
+		_exit(CALL_FAILED); /* every later child would be born into the wrong namespace */
+	errno = error;
+	if (call->program < 0)
+		return abandon(setup->control, call, "fork"), 0;
+	call->program_fd = (int)syscall(SYS_pidfd_open, call->program, 0);
+	if (call->program_fd < 0 || watch(call->program_fd, TAG_PROGRAM(index)) < 0)
+		return abandon(setup->control, call, "watch program"), 0;
+	if (request->tell_pids && (tell_pid(setup->control, call->number, call->init) < 0 ||
+				   tell_pid(setup->control, call->number, call->program) < 0))
+		return abandon(setup->control, call, "tell pids"), 0;
+	return 0;
+}
+
+static void kill_call(uint64_t number)
+{
+	for (int index = 0; index < MAX_CALLS; index++)
+		if (calls[index].used && calls[index].number == number)
+			end_init(&calls[index]);
+}
+
+static void read_faults(void)
+{
+	struct fault fault;
+
+	while (read(fault_read, &fault, sizeof fault) == sizeof fault)
+		if (fault.index < MAX_CALLS && calls[fault.index].used)
+			calls[fault.index].fault = fault;
+}
+
+/* The main program has ended, so the call has: whatever else it started is killed. */
+static void program_ended(int control, struct call *call, int index)
+{
+	struct rusage usage;
+
+	if (wait4(call->program, &call->wait_status, __WALL, &usage) < 0) {
+		abandon(control, call, "wait for program");
+		return;
+	}
+	call->cpu_us = cpu_us_of(&usage);
+	read_faults(); /* written before the exit that we have just seen */
+	end_init(call);
+	unwatch(&call->program_fd);
+	call->program = 0;
+	if (watch(call->init_fd, TAG_INIT(index)) < 0)
+		abandon(control, call, "watch init");
+}
+
+/* The init ends only when nothing of its namespace is left. Its usage holds that of the orphans it reaped. */
+static void init_ended(int control, struct call *call)
+{
+	struct rusage usage;
+	int status;
+
+	if (wait4(call->init, &status, __WALL, &usage) < 0) {
+		abandon(control, call, "wait for init");
+		return;
+	}
+	if (call->fault.where[0]) {
+		send_failed(control, call->number, call->fault.where, call->fault.error);
+	} else {
+		struct reply reply = {.kind = ENDED,
+				      .call = call->number,
+				      .wait_status = call->wait_status,
+				      .cpu_us = call->cpu_us + cpu_us_of(&usage),
+				      .wall_us = now_us() - call->started_us};
+		send_reply(control, &reply);
+	}
+	forget(call);
+}
+
+/* Returns IN_CHILD, WORKER_GONE, or -1 to go on. */
+static int read_request(const struct setup *setup)
+{
+	struct request request;
+	union {
+		char space[CMSG_SPACE(MAX_FDS * sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct iovec part = {&request, sizeof request};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+				 .msg_controllen = sizeof control};
+	int fds[MAX_FDS], n_fds = 0;
+
+	ssize_t size = recvmsg(setup->control, &message, MSG_CMSG_CLOEXEC);
+	if (size < 0)
+		return errno == EINTR ? -1 : WORKER_GONE;
+	if (size == 0)
+		return WORKER_GONE;
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+		n_fds = (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+		memcpy(fds, CMSG_DATA(header), (size_t)n_fds * sizeof(int));
+	}
+	if (size != sizeof request || message.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
+		_exit(CALL_FAILED); /* the worker and we do not speak the same protocol */
+	if (request.kind == RUN && start_call(setup, &request, fds, n_fds) == IN_CHILD)
+		return IN_CHILD; /* the walls closed the message's descriptors */
+	if (request.kind == KILL)
+		kill_call(request.call);
+	for (int i = 0; i < n_fds; i++)
+		close(fds[i]);
+	return -1;
+}
+
+/* Installs the first filter stage on the forkserver, which every child inherits for nothing. Returns 0 or -errno. */
+int fork_filter(const struct sock_fprog *filter)
+{
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter, 0, 0) < 0)
+		return -errno;
+	return 0;
+}
+
+/* Serves until the worker has gone. Returns IN_CHILD in each program, WORKER_GONE in the forkserver, or -errno
+ * when the loop cannot be set up. */
+int fork_serve(const struct setup *setup)
+{
+	int pipe_fds[2];
+	struct epoll_event events[64];
+	struct reply ready = {.kind = READY};
+
+	own_pid_ns = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC);
+	epoll = epoll_create1(EPOLL_CLOEXEC);
+	if (own_pid_ns < 0 || epoll < 0 || pipe2(pipe_fds, O_CLOEXEC | O_NONBLOCK) < 0 ||
+	    watch(setup->control, TAG_CONTROL) < 0)
+		return -errno;
+	fault_read = pipe_fds[0];
+	fault_write = pipe_fds[1];
+	send_reply(setup->control, &ready);
+
+	for (;;) {
+		int n = epoll_wait(epoll, events, 64, -1);
+		if (n < 0 && errno != EINTR)
+			return -errno;
+		for (int i = 0; i < n; i++) {
+			uint64_t tag = events[i].data.u64;
+			if (tag == TAG_CONTROL) {
+				int outcome = read_request(setup);
+				if (outcome >= 0)
+					return outcome;
+				continue;
+			}
+			struct call *call = &calls[TAG_INDEX(tag)];
+			if (tag == TAG_PROGRAM(TAG_INDEX(tag)))
+				program_ended(setup->control, call, TAG_INDEX(tag));
+			else
+				init_ended(setup->control, call);
+		}
+	}
+}

@@ -1,0 +1,482 @@
+"""One warm jail: nsjail around a forkserver, and the calls that run in it.
+
+Theory of operation. `Jail.start` spawns nsjail with one end of a socket pair as the forkserver's control socket and
+waits until it serves. `Jail.run` sends one request and the call's descriptors, reads both output pipes while the
+program runs, and waits for the reply that nothing of the call is left; fork.c describes the messages. Any number of
+calls run at once in one jail, each in a slot of its own.
+
+We decide and the kernel tells. Wall clock, output bytes and, between the kernel's own bounds, CPU time and memory are
+ours to watch; the request KILL ends a call. How it ended comes from its wait status and from its slot's counters.
+Nothing is read from the program but its two output pipes, and those are bytes: counted, cut, decoded with
+replacement, never parsed.
+
+Who may die: a program, at any time. The forkserver or nsjail: every call in the jail raises JailError, `worn` is set
+and the pool starts another jail. We: the forkserver reads end of file and ends with all that it started.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import codecs
+import contextlib
+import errno
+import fcntl
+import itertools
+import json
+import logging
+import math
+import os
+import signal
+import socket
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandbox.calls import MIB, Base64File, CallStatus, ToolCall, ToolResult, Usage
+from sandbox.errors import JailError
+from sandbox.jail.cgroups import GroupUsage
+from sandbox.jail.host import Host, Slot
+from sandbox.jail.policy import nsjail_argv
+from sandbox.jail.preload import Preload
+from sandbox.jail.watched import Watched, anonymous_bytes
+
+log = logging.getLogger("sandbox.jail")
+
+START_S = 60.0  # a forkserver with everything loaded needs about 3 s on a busy core
+KILL_S = 2.0  # a killed call that is not gone by then takes the jail with it
+WATCH_S = 0.1  # how often a running call's group is looked at; most calls end before the first time
+OPEN_FILES = 256
+FILE_BYTES = 64 * MIB
+WORN_CALLS = 5000  # then a jail is replaced: a fresh address layout and hash seed, and no leak grows old
+
+# struct request and struct reply of fork.c
+_REQUEST = struct.Struct("=11Q")
+_REPLY = struct.Struct("=QQqQQq32s")
+_RUN, _KILL = 1, 2
+_READY, _ENDED, _FAILED, _STARTED = 1, 2, 3, 4
+_KEEP_UID = 2**64 - 1
+
+
+class _Output:
+    """One of the program's two output pipes: keeps up to the limit, and tells when there was more."""
+
+    __slots__ = ("_limit", "exceeded", "fd", "kept")
+
+    def __init__(self, fd: int, limit: int) -> None:
+        self.fd: int | None = fd
+        self._limit = limit
+        self.kept = bytearray()
+        self.exceeded = False
+
+    def read(self) -> bool:
+        """Read what is there; False at the end of file, or when nothing more is wanted.
+
+        Raises BlockingIOError when nothing is there yet.
+        """
+        assert self.fd is not None
+        chunk = os.read(self.fd, 65536)
+        self.kept += chunk[: self._limit - len(self.kept) + 1]
+        if len(self.kept) > self._limit:
+            self.exceeded = True
+            del self.kept[self._limit :]
+        return bool(chunk) and not self.exceeded
+
+    def drain(self) -> None:
+        """Read what an ended program left in the pipe, without waiting, and close it."""
+        if self.fd is None:
+            return
+        with contextlib.suppress(BlockingIOError):
+            while not self.exceeded and self.read():
+                pass
+        os.close(self.fd)
+        self.fd = None
+
+    def text(self) -> str:
+        """UTF-8 with replacement; a character that the limit cut in two is left out."""
+        return codecs.getincrementaldecoder("utf-8")("replace").decode(
+            bytes(self.kept), final=not self.exceeded
+        )
+
+
+@dataclass(slots=True)
+class _Reply:
+    kind: int
+    wait_status: int
+    cpu_us: int
+    wall_us: int
+    error: int
+    where: str
+
+
+@dataclass(slots=True)
+class _Run:
+    """What the jail keeps of a call while it runs."""
+
+    number: int
+    call: ToolCall
+    slot: Slot
+    outputs: tuple[_Output, _Output]
+    ended: asyncio.Future[_Reply]
+    decided: CallStatus | None = None
+    is_killed: bool = False
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+
+
+class Jail:
+    """Runs calls. Made by `start`; `worn` is set when it broke or has served its time, and `close` ends it."""
+
+    def __init__(self, host: Host, preload: Preload) -> None:
+        self.preload = preload
+        self.worn = asyncio.Event()
+        self.is_broken = False
+        self.host = host
+        self._loop = asyncio.get_running_loop()
+        self._runs: dict[int, _Run] = {}
+        self._numbers = itertools.count(1)
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._no_input = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._control, self._pid, self._pidfd, self._messages = self._spawn()
+        self._warm_bytes = 0
+
+    @classmethod
+    async def start(cls, host: Host, preload: Preload) -> Jail:
+        """Start a jail and wait until it serves. Raises JailError with what nsjail or the forkserver said."""
+        jail = cls(host, preload)
+        try:
+            async with asyncio.timeout(START_S):
+                await jail._ready
+        except TimeoutError as exc:
+            await jail.close()
+            raise JailError(f"the {preload.name} forkserver was not ready after {START_S:.0f} s") from exc
+        except JailError:
+            await jail.close()
+            raise
+        if host.place.kind == "none":
+            jail._warm_bytes = jail._forkserver_bytes()
+        return jail
+
+    def _spawn(self) -> tuple[socket.socket, int, int, int]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if self.host.place.kind == "none":
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        # Pipes, as a program's own streams will be: Python decides on buffering and seeking when it starts.
+        empty, never_written = os.pipe2(os.O_CLOEXEC)
+        messages, their_messages = os.pipe2(os.O_CLOEXEC)
+        os.close(never_written)
+        try:
+            argv = nsjail_argv(self.host.nsjail, self.host.root, self.host.identity)
+            pid = os.posix_spawn(
+                argv[0],
+                argv,
+                {},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, empty, 0),
+                    (os.POSIX_SPAWN_DUP2, their_messages, 1),
+                    (os.POSIX_SPAWN_DUP2, their_messages, 2),
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3),
+                ],
+            )
+        finally:
+            os.close(empty)
+            os.close(their_messages)
+            theirs.close()
+        pidfd = os.pidfd_open(pid)
+        ours.setblocking(False)
+        os.set_blocking(messages, False)
+        forkserver_filter, program_filter = self.host.filters
+        config = {
+            "modules": self.preload.modules,
+            "warm_up": self.preload.warm_up,
+            "forkserver_filter": forkserver_filter.hex(),
+            "program_filter": program_filter.hex(),
+        }
+        ours.send(json.dumps(config).encode())
+        self._loop.add_reader(ours.fileno(), self._on_control)
+        self._loop.add_reader(messages, self._on_message)
+        self._loop.add_reader(pidfd, self._on_exit)
+        return ours, pid, pidfd, messages
+
+    # ---- a call ----
+
+    async def run(self, call: ToolCall, slot: Slot) -> ToolResult:
+        """Run one call in a slot that nothing else uses, and return when nothing of it is left.
+
+        Cancelled, it kills the call and still waits for its end. Raises JailError when the set-up of the call failed or
+        the jail broke: then the program may or may not have run, and no verdict is known.
+        """
+        if self.is_broken:
+            raise JailError("the jail broke")
+        slot.group.begin(call.limits.memory_bytes, call.limits.processes)
+        run = self._begin(call, slot)
+        try:
+            reply = await asyncio.shield(run.ended)
+        except asyncio.CancelledError:
+            self._end(run, None)
+            with contextlib.suppress(JailError):
+                await run.ended
+            raise
+        finally:
+            self._forget(run)
+        usage = slot.group.end()
+        if reply.kind == _FAILED and not (reply.error == errno.ENOMEM and usage.oom_kills):
+            raise JailError(f"setting up the call failed at '{reply.where}': {os.strerror(reply.error)}")
+        if not slot.group.is_empty():
+            self._break()
+            raise JailError("a process outlived its call")
+        return verdict(run, reply, usage)
+
+    def _begin(self, call: ToolCall, slot: Slot) -> _Run:
+        number = next(self._numbers)
+        out_read, out_write = os.pipe2(os.O_CLOEXEC)
+        err_read, err_write = os.pipe2(os.O_CLOEXEC)
+        payload = sealed("payload", pack_payload(call))
+        stdin = sealed("stdin", call.stdin.encode()) if call.stdin else self._no_input
+        fds = array.array("i", [stdin, out_write, err_write, payload, *slot.group.enter_fds])
+        outputs = (_Output(out_read, call.limits.output_bytes), _Output(err_read, call.limits.output_bytes))
+        run = _Run(number, call, slot, outputs, self._loop.create_future())
+        self._runs[number] = run
+        self._idle.clear()
+        for output in outputs:
+            assert output.fd is not None
+            os.set_blocking(output.fd, False)
+            self._loop.add_reader(output.fd, self._on_output, run, output)
+        try:
+            self._control.sendmsg(
+                [self._request(number, call, slot)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
+            )
+        except OSError as exc:
+            self._forget(run)
+            self._break()
+            raise JailError(f"the forkserver takes no calls: {exc}") from exc
+        finally:
+            os.close(out_write)
+            os.close(err_write)
+            os.close(payload)
+            if stdin != self._no_input:
+                os.close(stdin)
+        run.timers = [
+            self._loop.call_later(call.limits.wall_s, self._end, run, CallStatus.TIMEOUT),
+            self._loop.call_later(WATCH_S, self._watch, run),
+        ]
+        return run
+
+    def _request(self, number: int, call: ToolCall, slot: Slot) -> bytes:
+        limits = call.limits
+        # One uid for all: the kernel counts the processes of every slot, and of the forkserver, together.
+        shared = 0 if slot.uid is not None else 3 * self.host.slots + 1
+        return _REQUEST.pack(
+            _RUN,
+            number,
+            _KEEP_UID if slot.uid is None else slot.uid,
+            math.ceil(limits.cpu_s)
+            + 1,  # behind our own watch, which counts all processes and is exact to WATCH_S
+            FILE_BYTES,
+            OPEN_FILES,
+            limits.processes + shared,
+            0 if slot.group.enter_fds else 2 * limits.memory_bytes,
+            self.host.scratch_bytes,
+            self.host.scratch_inodes,
+            slot.group.needs_pids,
+        )
+
+    def _on_output(self, run: _Run, output: _Output) -> None:
+        try:
+            if output.read():
+                return
+        except BlockingIOError:
+            return
+        self._loop.remove_reader(output.fd)  # type: ignore[arg-type] # a reader is there only while it is open
+        if output.exceeded:
+            self._end(run, CallStatus.OUTPUT_LIMIT)
+        else:
+            os.close(output.fd)  # type: ignore[arg-type]
+            output.fd = None
+
+    def _watch(self, run: _Run) -> None:
+        exceeded = run.slot.group.exceeded(run.call.limits.cpu_s)
+        if exceeded is not None:
+            self._end(run, exceeded)
+        run.timers[1] = self._loop.call_later(WATCH_S, self._watch, run)
+
+    def _end(self, run: _Run, decided: CallStatus | None) -> None:
+        """Kill a call; the first reason stands."""
+        if run.decided is None:
+            run.decided = decided
+        if run.is_killed or run.ended.done():
+            return
+        run.is_killed = True
+        try:
+            self._control.send(_REQUEST.pack(_KILL, run.number, *[0] * 9))
+        except OSError:
+            log.warning("the forkserver takes no kill", exc_info=True)
+            self._break()
+            return
+        run.timers.append(self._loop.call_later(KILL_S, self._break))
+
+    def _forget(self, run: _Run) -> None:
+        self._runs.pop(run.number, None)
+        for timer in run.timers:
+            timer.cancel()
+        for output in run.outputs:
+            if output.fd is not None:
+                self._loop.remove_reader(output.fd)
+            output.drain()
+        if not self._runs:
+            self._idle.set()
+        if run.number >= WORN_CALLS:
+            self.worn.set()
+
+    # ---- what the jail says ----
+
+    def _on_control(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                try:
+                    data, ancillary, _flags, _address = self._control.recvmsg(
+                        _REPLY.size, socket.CMSG_SPACE(12)
+                    )
+                except BlockingIOError:
+                    raise
+                except OSError as exc:
+                    log.warning("the control socket broke", extra={"error": str(exc)})
+                    data = b""
+                if len(data) != _REPLY.size:
+                    self._break()
+                    return
+                self._on_reply(data, ancillary)
+
+    def _on_reply(self, data: bytes, ancillary: list[tuple[int, int, bytes]]) -> None:
+        kind, number, wait_status, cpu_us, wall_us, error, where = _REPLY.unpack(data)
+        if kind == _READY:
+            if not self._ready.done():
+                self._ready.set_result(None)
+            return
+        run = self._runs.get(number)
+        if run is None:
+            return  # forgotten: the jail broke under it
+        if kind == _STARTED:
+            (pid, _uid, _gid) = struct.unpack("=iII", ancillary[0][2])
+            if isinstance(run.slot.group, Watched):
+                run.slot.group.watch(pid, self._warm_bytes)
+        elif not run.ended.done():
+            text = where.partition(b"\0")[0].decode("ascii", "replace")
+            run.ended.set_result(_Reply(kind, wait_status, cpu_us, wall_us, error, text))
+
+    def _on_message(self) -> None:
+        """What nsjail and the forkserver write on their stderr. Programs have streams of their own."""
+        try:
+            text = os.read(self._messages, 4096)
+        except BlockingIOError:
+            return
+        if not text:
+            self._loop.remove_reader(self._messages)
+            return
+        log.warning(
+            "jail says", extra={"preload": self.preload.name, "text": text.decode("utf-8", "replace").strip()}
+        )
+
+    def _on_exit(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.waitpid(self._pid, 0)
+        os.close(self._pidfd)
+        self._break()
+        self._gone.set_result(None)
+
+    def _forkserver_bytes(self) -> int:
+        """Memory that every fork shares with the forkserver, so that the watch does not charge it to a call."""
+        children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text(encoding="ascii").split()
+        return max((anonymous_bytes(int(pid)) for pid in children), default=0)
+
+    # ---- the end ----
+
+    def _break(self) -> None:
+        """End the jail at once; whatever runs in it has no verdict."""
+        if self.is_broken:
+            return
+        self.is_broken = True
+        self.worn.set()
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()  # the forkserver reads end of file, and everything below it dies with it
+        error = JailError("the jail broke while the call ran")
+        if not self._ready.done():
+            self._ready.set_exception(JailError(f"the {self.preload.name} forkserver ended before it served"))
+        for run in self._runs.values():
+            if not run.ended.done():
+                run.ended.set_exception(error)
+        if not self._gone.done():
+            self._loop.call_later(KILL_S, self._kill)
+
+    def _kill(self) -> None:
+        if not self._gone.done():
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def retire(self) -> None:
+        """Close when the last call has ended; start no further one."""
+        await self._idle.wait()
+        await self.close()
+
+    async def close(self) -> None:
+        """End the jail and wait until it is gone. A call that still runs raises JailError."""
+        self._break()
+        await self._gone
+        if not self._ready.done() or self._ready.exception() is not None:
+            self._on_message()
+        self._loop.remove_reader(self._messages)
+        os.close(self._messages)
+        os.close(self._no_input)
+
+
+def pack_payload(call: ToolCall) -> bytes:
+    """Code and files in the form that `forkserver.read_payload` reads."""
+    code = call.code.encode()
+    parts = [struct.pack("=III", call.echo_last_value, len(code), len(call.files)), code]
+    for name, content in call.files.items():
+        raw = content.base64 if isinstance(content, Base64File) else content.encode()
+        parts += [struct.pack("=II", len(name.encode()), len(raw)), name.encode(), raw]
+    return b"".join(parts)
+
+
+def sealed(name: str, content: bytes) -> int:
+    """A descriptor to read the content from, which nobody can change any more."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return fd
+
+
+def verdict(run: _Run, reply: _Reply, usage: GroupUsage) -> ToolResult:
+    """What came of a call, by counters first and exit codes last."""
+    cpu_s = max(reply.cpu_us / 1e6, usage.cpu_s)
+    code = os.waitstatus_to_exitcode(reply.wait_status)
+    if run.decided is not None:
+        status = run.decided
+    elif any(output.exceeded for output in run.outputs):
+        status = CallStatus.OUTPUT_LIMIT
+    elif usage.oom_kills:
+        status = CallStatus.MEMORY_LIMIT
+    elif cpu_s >= run.call.limits.cpu_s:
+        status = CallStatus.TIMEOUT
+    elif code < 0:
+        status = CallStatus.SIGNALED
+    else:
+        status = CallStatus.ERROR if code else CallStatus.OK
+    if reply.kind == _FAILED:  # killed for its memory while its walls went up
+        code = -signal.SIGKILL
+    stdout, stderr = run.outputs
+    return ToolResult(
+        id=run.call.id,
+        status=status,
+        exit_code=code if code >= 0 else None,
+        signal=-code if code < 0 else None,
+        stdout=stdout.text(),
+        stderr=stderr.text(),
+        stdout_truncated=stdout.exceeded,
+        stderr_truncated=stderr.exceeded,
+        usage=Usage(wall_s=reply.wall_us / 1e6, cpu_s=cpu_s, memory_peak_bytes=usage.memory_peak_bytes),
+    )

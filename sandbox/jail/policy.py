@@ -1,0 +1,60 @@
+"""The outer wall: the command line of nsjail, once for each forkserver. A pure function; a test shows the whole line.
+
+What nsjail closes by default and we leave closed: every namespace (user, mount, pid, net, ipc, uts, cgroup) is new, the
+network has not even a loopback device, the root is read-only, all capabilities but those named below are gone from
+the bounding set, the environment is empty. What stands below with a reason is opened.
+
+The inner walls, one set for each call, are put up by fork.c; the system calls are in policy.seccomp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Inside the jail the forkserver is 0 and slots are 1, 2, 3, ...
+MAX_SLOTS = 4095
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which users of the host stand behind those of the jail."""
+
+    uid: int
+    gid: int
+    #: First host uid and gid of the slots; None for an ordinary user, who has just one to give.
+    first_slot: int | None
+
+
+def nsjail_argv(nsjail: Path, root: Path, identity: Identity) -> list[str]:
+    """The command that starts one forkserver in its jail. Descriptor 3 is its control socket."""
+    argv = [
+        str(nsjail),
+        # One run, then exit; only warnings on stderr; no wall clock of nsjail's (it counts whole seconds, ours is
+        # the worker's) and no rlimits of nsjail's (its defaults break scientific code, fork.c sets ours).
+        "--mode", "o", "--quiet", "--time_limit", "0", "--disable_rlimits",
+        "--user", f"0:{identity.uid}:1", "--group", f"0:{identity.gid}:1",
+    ]  # fmt: skip
+    if identity.first_slot is not None:
+        for flag in ("--user", "--group"):
+            argv += [flag, f"1:{identity.first_slot}:{MAX_SLOTS}"]
+    argv += [
+        "--chroot", str(root),
+        "--iface_no_lo",
+        # The forkserver's own; each call mounts one over it. Python looks for a writable folder while it warms up.
+        "--tmpfsmount", "/tmp",  # noqa: S108
+        "--pass_fd", "3",
+        "--hostname", "sandbox",
+        # Programs, numpy and the interpreter read these; a bind mount of the node is all of /dev there is.
+        "--bindmount", "/dev/null", "--bindmount", "/dev/full",
+        "--bindmount_ro", "/dev/zero", "--bindmount_ro", "/dev/random", "--bindmount_ro", "/dev/urandom",
+        # For the forkserver, in its own user namespace: mounts and namespaces of each call (SYS_ADMIN), its uid
+        # (SETUID, SETGID), dropping the bounding set (SETPCAP), ending it (KILL). No program keeps one.
+        "--cap", "CAP_SYS_ADMIN", "--cap", "CAP_SETUID", "--cap", "CAP_SETGID",
+        "--cap", "CAP_SETPCAP", "--cap", "CAP_KILL",
+        "--env", "PYTHONPATH=/python/site", "--env", "PYTHONUTF8=1", "--env", "LANG=C.UTF-8",
+        # A pool of BLAS threads in the forkserver would make forking unsafe.
+        "--env", "OPENBLAS_NUM_THREADS=1", "--env", "OMP_NUM_THREADS=1",
+        "--", "/python/bin/python3", "-s", "-B", "/jail/forkserver.py",
+    ]  # fmt: skip
+    return argv

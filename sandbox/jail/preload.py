@@ -1,0 +1,121 @@
+"""What each forkserver holds warm, and which one a program wants.
+
+A fork costs what the forkserver has loaded (1 ms for the standard library, 3 to 9 ms with everything), and an import
+in the child costs more (100 ms for numpy, 350 for sympy). So there are several forkservers, and a look at the code's
+import statements chooses one. A wrong guess is only slower: the child then imports for itself.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+#: Modules of the standard library that models use. Each costs every fork a little, so the list is short.
+_STANDARD = (
+    "abc", "argparse", "array", "ast", "base64", "bisect", "calendar", "cmath", "collections",
+    "collections.abc", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "enum",
+    "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json", "linecache",
+    "locale", "math", "numbers", "operator", "os", "pathlib", "pprint", "queue", "random", "re",
+    "shutil", "statistics", "string", "struct", "subprocess", "sys", "tempfile", "textwrap",
+    "threading", "time", "traceback", "types", "typing", "unicodedata", "uuid", "warnings",
+)  # fmt: skip
+
+_NUMPY = (
+    "numpy", "numpy.fft", "numpy.linalg", "numpy.ma", "numpy.polynomial", "numpy.random", "numpy.testing",
+)  # fmt: skip
+
+_SYMPY = ("mpmath", "sympy", "sympy.abc", "sympy.ntheory", "sympy.plotting", "sympy.solvers.diophantine")
+
+_DATA = (
+    "math_verify", "networkx", "pandas", "pylatexenc.latex2text", "scipy", "scipy.integrate", "scipy.interpolate",
+    "scipy.linalg", "scipy.optimize", "scipy.sparse", "scipy.spatial", "scipy.special", "scipy.stats",
+)  # fmt: skip
+
+# A first `solve` costs 200 ms even when sympy is imported: caches, lazy tables, assumptions. Each kind of work once.
+_USE_STANDARD = """
+import datetime, decimal, json, random, re, tempfile, traceback, linecache
+json.loads(json.dumps({"a": [1, 2.5, None]})); re.compile(r"(\\d+)[a-z]*").match("12ab")
+decimal.Decimal(1) / 3; datetime.datetime.now().strftime("%A %B"); f"{3.14159:.2f} {10**6:,}"
+try:
+    1 / 0
+except ZeroDivisionError:
+    traceback.format_exc()
+linecache.clearcache()
+tempfile.gettempdir()
+"""
+
+_USE_NUMPY = """
+import numpy as np
+a = np.arange(12.0).reshape(3, 4) + 1
+np.linalg.solve(a @ a.T + np.eye(3), np.ones(3)); np.linalg.det(np.eye(3)); np.linalg.eigh(np.eye(2))
+np.linalg.inv(np.eye(2)); np.linalg.svd(a); np.random.default_rng(1).normal(size=3); np.fft.fft(a[0])
+np.sort(a, axis=None); np.roots([1, -3, 2]); repr(a); str(a.mean(axis=0)); np.cumsum(a); np.where(a > 3, a, 0)
+np.polyfit([1, 2, 3], [1, 4, 9], 2); np.unique(a); np.random.seed(1)
+"""
+
+_USE_SYMPY = """
+import sympy as sp
+from sympy.parsing.sympy_parser import parse_expr
+x, y = sp.symbols("x y"); n = sp.symbols("n", integer=True, positive=True)
+sp.solve(x**2 - 2, x); sp.solve([x + y - 3, x - y - 1], [x, y]); sp.simplify(sp.sin(x)**2 + sp.cos(x)**2)
+sp.expand((x + 1)**5); sp.factor(x**2 - 1); sp.diff(sp.sin(x) * x, x); sp.integrate(sp.exp(x) * x, x)
+sp.integrate(x**2, (x, 0, 1)); sp.limit(sp.sin(x) / x, x, 0); sp.series(sp.exp(x), x, 0, 3); sp.summation(n, (n, 1, 10))
+sp.Matrix([[1, 2], [3, 4]]).inv(); sp.Matrix([[2, 0], [0, 3]]).eigenvals(); sp.factorint(360); sp.isprime(97)
+sp.Rational(1, 3) + sp.sqrt(2); sp.N(sp.pi, 20); sp.nsimplify(0.5); str(sp.sqrt(8)); repr(x); sp.latex(x / y)
+sp.pretty(x**2 / y); parse_expr("x + 1"); sp.sympify("2*x"); sp.solveset(x**2 - 1, x, sp.S.Reals); sp.divisors(12)
+sp.lambdify(x, x**2)(2); sp.gcd(12, 18); sp.together(1 / x + 1 / y); sp.binomial(5, 2); sp.floor(sp.Rational(7, 2))
+sp.Eq(x, 1); sp.Piecewise((x, x > 0), (0, True)); sp.solve(x**3 - x, x); sp.cancel((x**2 - 1) / (x - 1))
+import mpmath
+mpmath.mp.dps = 30; mpmath.zeta(2); mpmath.mp.dps = 15
+"""
+
+_USE_DATA = """
+import networkx as nx, pandas as pd, numpy as np
+from scipy import integrate, optimize, stats
+import math_verify
+optimize.fsolve(lambda v: v**2 - 2, 1.0); optimize.minimize(lambda v: (v[0] - 1)**2, [0.0])
+optimize.linprog([1.0], bounds=[(0, 1)]); integrate.quad(lambda v: v, 0, 1); stats.norm.cdf(1.0)
+frame = pd.DataFrame({"a": [1, 2, 2], "b": [3.0, 4.0, 5.0]}); frame.groupby("a").sum().to_string(); frame.describe()
+nx.shortest_path(nx.path_graph(4), 0, 3)
+math_verify.verify(math_verify.parse("$1/2$"), math_verify.parse("$0.5$"))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Preload:
+    """What one kind of forkserver loads."""
+
+    name: str
+    modules: tuple[str, ...]
+    warm_up: str
+
+
+#: From light to heavy; each holds all that the ones before it hold.
+PRELOADS = (
+    Preload("standard", _STANDARD, _USE_STANDARD),
+    Preload("numpy", _STANDARD + _NUMPY, _USE_STANDARD + _USE_NUMPY),
+    Preload("sympy", _STANDARD + _NUMPY + _SYMPY, _USE_STANDARD + _USE_NUMPY + _USE_SYMPY),
+    Preload("data", _STANDARD + _NUMPY + _SYMPY + _DATA, _USE_STANDARD + _USE_NUMPY + _USE_SYMPY + _USE_DATA),
+)
+
+#: A top-level name of a third-party library -> the lightest preload (by position) that holds it.
+_HOME = {"numpy": 1, "sympy": 2, "mpmath": 2} | dict.fromkeys(
+    ("scipy", "pandas", "networkx", "math_verify", "pylatexenc", "latex2sympy2_extended"), 3
+)
+
+# A statement may stand inside a function or behind a semicolon. Words in strings and comments can fool this towards a
+# heavier forkserver, which costs a few milliseconds and is never wrong.
+_IMPORT = re.compile(
+    r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)[\w.]*[ \t]+import\b|import[ \t]+([\w., \t]+))", re.MULTILINE
+)
+
+
+def choose(code: str) -> int:
+    """Position in PRELOADS of the lightest forkserver that holds what the code imports."""
+    if "import" not in code:
+        return 0
+    best = 0
+    for origin, names in _IMPORT.findall(code):
+        for name in [origin] if origin else names.split(","):
+            best = max(best, _HOME.get(name.strip().partition(".")[0].partition(" ")[0], 0))
+    return best
