@@ -1,0 +1,74 @@
+"""`python -m worker`: settings, jails, queue, then serve until SIGTERM or SIGINT. A second signal ends at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+import uvloop
+from prometheus_client import start_http_server
+
+from sandbox import logs
+from sandbox.errors import SandboxError, Unavailable
+from sandbox.queue import CallQueue
+from sandbox.settings import Settings, load_settings
+from worker.metrics import WorkerMetrics
+from worker.pool import JailPool
+from worker.worker import Worker, default_slots
+
+log = logging.getLogger("worker")
+
+
+def main() -> int:
+    """Run one worker; the exit status is 0 after a drain and 1 when the start is refused."""
+    try:
+        settings = load_settings()
+        logs.set_up(settings.log, "worker")
+        uvloop.run(serve(settings))
+    except SandboxError as exc:
+        print(f"worker: {exc.message}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def serve(settings: Settings) -> None:
+    """Open everything, serve, close everything."""
+    pool = await JailPool.open(settings.jail, settings.worker.slots or default_slots())
+    queue = CallQueue(settings.redis)
+    try:
+        try:
+            await queue.open()
+        except Unavailable as exc:
+            log.warning("Redis is not there yet", extra={"error": exc.message})
+        metrics = WorkerMetrics()
+        if settings.worker.metrics_port >= 0:
+            server, _thread = start_http_server(
+                settings.worker.metrics_port, addr="127.0.0.1", registry=metrics.registry
+            )
+            log.info("metrics", extra={"port": server.server_port})
+        worker = Worker(settings.worker, queue, pool, metrics)
+        _on_signals(worker)
+        await worker.run()
+    finally:
+        await queue.close()
+        await pool.close()
+
+
+def _on_signals(worker: Worker) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop(number: signal.Signals) -> None:
+        worker.stop()
+        # The second one ends us on the spot: the jails die with us, and our leases hand the calls on.
+        loop.remove_signal_handler(number)
+        signal.signal(number, lambda *_: os._exit(128 + number))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""The jails of one worker, and the slots in which they run calls.
+
+There is one jail for each kind of preload, and every slot can use any of them, so a burst of sympy never finds
+its place taken by idle numpy. A keeper task for each kind starts its jail, and another when it broke or has served
+its time: a worn jail goes on until its last call has ended, while the new one takes the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from sandbox.calls import ToolCall, ToolResult
+from sandbox.errors import JailError
+from sandbox.jail import PRELOADS, Host, Jail, Slots, choose, prepare
+from sandbox.jail.selftest import check_walls
+from sandbox.settings import JailSettings
+
+log = logging.getLogger("worker.pool")
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # between attempts to start a jail that will not
+
+
+class JailPool:
+    """Runs calls, one in each slot. The caller never asks for more at a time than there are slots."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._slots = Slots(host)
+        self._jails: list[Jail | None] = [None] * len(PRELOADS)
+        self._keepers: list[asyncio.Task[None]] = []
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+
+    @classmethod
+    async def open(cls, settings: JailSettings, slots: int) -> JailPool:
+        """Start the lightest jail and try its walls; the others warm up while that one serves.
+
+        Raises ConfigError or JailError when the host cannot give the level, or a wall is missing.
+        """
+        pool = cls(prepare(settings, slots))
+        try:
+            first = await Jail.start(pool.host, PRELOADS[0])
+            try:
+                await check_walls(first, pool._slots.free[0])
+            except BaseException:
+                await first.close()
+                raise
+        except BaseException:
+            pool._slots.close()
+            raise
+        pool._jails[0] = first
+        pool._keepers = [asyncio.create_task(pool._keep(kind)) for kind in range(len(PRELOADS))]
+        return pool
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        """Run a call in the jail that holds what its code imports.
+
+        A call whose jail broke under it is run once more in another: whatever it did is gone with its jail. Raises
+        JailError when that breaks too.
+        """
+        slot = self._slots.free.pop()
+        try:
+            try:
+                return await (await self._jail_for(call)).run(call, slot)
+            except JailError as exc:
+                log.warning("a jail failed", extra={"call": call.id, "error": exc.message})
+                return await (await self._jail_for(call)).run(call, slot)
+        finally:
+            self._slots.free.append(slot)
+
+    async def _jail_for(self, call: ToolCall) -> Jail:
+        """The lightest jail that holds what the code imports; while that one warms up, the heaviest that there is."""
+        wanted = choose(call.code)
+        while True:
+            heavier = [jail for jail in self._jails[wanted:] if jail is not None and not jail.is_broken]
+            lighter = [jail for jail in self._jails[:wanted] if jail is not None and not jail.is_broken]
+            if heavier:
+                return heavier[0]
+            if lighter:
+                return lighter[-1]
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _keep(self, kind: int) -> None:
+        """See to it that there is a jail of one kind, until cancelled."""
+        wait_s = FIRST_WAIT_S
+        while True:
+            jail = self._jails[kind]
+            if jail is not None:
+                await jail.worn.wait()
+            try:
+                new = await Jail.start(self.host, PRELOADS[kind])
+            except JailError as exc:
+                log.warning(
+                    "a jail does not start", extra={"preload": PRELOADS[kind].name, "error": exc.message}
+                )
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                continue
+            wait_s = FIRST_WAIT_S
+            self._jails[kind] = new
+            self._changed.set()
+            if jail is not None:
+                retiring = asyncio.create_task(jail.retire())
+                self._retiring.add(retiring)
+                retiring.add_done_callback(self._retiring.discard)
+
+    async def close(self) -> None:
+        """End every jail. A call that still runs raises JailError."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        for keeper in self._keepers:
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+        await asyncio.gather(*(jail.close() for jail in self._jails if jail is not None), *self._retiring)
+        self._slots.close()

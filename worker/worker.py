@@ -1,0 +1,273 @@
+"""Queue in, queue out: takes as many calls as it has free slots, runs each in a jail, settles.
+
+Theory of operation. Five tasks, all owned by `Worker.run`:
+
+    take       reads the stream, COUNT = free slots, so that what nobody can run yet stays in the stream, where it is
+               counted and where any other worker can take it; starts one `serve` task for each call
+    serve      one call: expired or delivered too often → answered unstarted; else run in a jail
+    settle     sends what has ended, all of it in one pipeline; while that is on its way the next ones gather
+    heartbeat  renews the leases of what we hold, and says that we live
+    reclaim    takes over calls whose worker has gone silent, and trims the streams
+
+Who may die. A jail: the pool replaces it. This worker: its leases end, and another one reclaims its calls. A result
+that was sent but not acknowledged is sent twice; the gateway drops the second by its id. Redis: `take` and the
+others wait and try again; what has run meanwhile is settled when it is back.
+
+Shutdown is `drain`, a checklist at the end of this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from importlib import metadata
+
+from sandbox.calls import CallStatus, ToolResult, Usage
+from sandbox.errors import JailError, Unavailable
+from sandbox.queue import CallQueue, Delivery, WorkerInfo
+from sandbox.settings import WorkerSettings
+from worker.metrics import WorkerMetrics
+from worker.pool import JailPool
+
+log = logging.getLogger("worker")
+
+MOST_DELIVERIES = 2  # a call that two workers did not survive is not given to a third
+RETRY_S = 0.5  # between attempts while Redis is away
+TRIM_S = 1.0
+
+
+def default_slots() -> int:
+    """Two for each core that this process may use: one runs while the other waits."""
+    return 2 * len(os.sched_getaffinity(0))
+
+
+class Worker:
+    """One worker process; `run` returns after a drain."""
+
+    def __init__(
+        self, settings: WorkerSettings, queue: CallQueue, pool: JailPool, metrics: WorkerMetrics
+    ) -> None:
+        self.id = f"{socket.gethostname()}-{os.getpid()}"
+        self._settings = settings
+        self._queue = queue
+        self._pool = pool
+        self._metrics = metrics
+        self._slots = pool.host.slots
+        self._held: dict[str, Delivery] = {}  # taken and not settled, by entry
+        self._serving: set[asyncio.Task[None]] = set()
+        self._done: list[tuple[Delivery, ToolResult]] = []
+        self._has_done = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._started_at = time.time()
+        metrics.slots.set(self._slots)
+
+    def stop(self) -> None:
+        """Take no further calls; `run` then drains and returns."""
+        self._stopping.set()
+        self._has_room.set()
+
+    async def run(self) -> None:
+        """Serve until `stop`."""
+        await self._until_redis_is_there()
+        settle = asyncio.create_task(self._settle_forever())
+        background = [asyncio.create_task(self._heartbeat()), asyncio.create_task(self._reclaim_forever())]
+        take = asyncio.create_task(self._take_forever())
+        try:
+            done, _ = await asyncio.wait([settle, take, *background], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # only `take` ends, and only when we stop
+        finally:
+            await self._drain(take, settle, background)
+
+    # ---- in ----
+
+    async def _until_redis_is_there(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                await self._queue.ping()
+                await self._announce()
+            except Unavailable as exc:
+                log.warning("waiting for Redis", extra={"error": exc.message})
+                await self._pause(RETRY_S)
+            else:
+                log.info(
+                    "serving",
+                    extra={"worker": self.id, "slots": self._slots, "isolation": self._pool.host.level},
+                )
+                return
+
+    async def _take_forever(self) -> None:
+        is_away = False
+        while not self._stopping.is_set():
+            self._has_room.clear()
+            free = self._slots - len(self._serving)
+            if free <= 0:
+                await self._has_room.wait()
+                continue
+            try:
+                deliveries = await self._queue.take(self.id, free)
+            except Unavailable as exc:
+                if not is_away:
+                    log.warning("Redis is away", extra={"error": exc.message})
+                is_away = True
+                await self._pause(RETRY_S)
+                continue
+            if is_away:
+                log.info("Redis is back")
+                is_away = False
+            self._start(deliveries)
+
+    def _start(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            self._held[delivery.entry_id] = delivery
+            task = asyncio.create_task(self._serve(delivery))
+            self._serving.add(task)
+            task.add_done_callback(self._served)
+        self._metrics.busy.set(len(self._serving))
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        self._metrics.busy.set(len(self._serving))
+        self._has_room.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a call's task failed; its lease will end", exc_info=error)
+
+    # ---- a call ----
+
+    async def _serve(self, delivery: Delivery) -> None:
+        call = delivery.call
+        now_ms = self._queue.now_ms()
+        queue_s = max(0, now_ms - delivery.accepted_ms) / 1000
+        if delivery.times_delivered > MOST_DELIVERIES:
+            result = fault(
+                delivery, CallStatus.INTERNAL_ERROR, "delivered too often: two workers did not survive it"
+            )
+        elif now_ms > delivery.deadline_ms:
+            result = fault(delivery, CallStatus.QUEUE_TIMEOUT, f"waited {queue_s:.1f} s, past its deadline")
+        else:
+            try:
+                result = await self._pool.run(call)
+            except JailError as exc:
+                self._metrics.jail_failures.inc()
+                result = fault(delivery, CallStatus.INTERNAL_ERROR, exc.message)
+        usage = result.usage.model_copy(update={"queue_s": queue_s})
+        result = result.model_copy(update={"usage": usage, "worker": self.id})
+        self._done.append((delivery, result))
+        self._has_done.set()
+
+    # ---- out ----
+
+    async def _settle_forever(self) -> None:
+        while True:
+            await self._has_done.wait()
+            self._has_done.clear()
+            await self._settle()
+
+    async def _settle(self) -> None:
+        """Settle what has ended. On failure it is kept: Redis comes back, or our leases end."""
+        done, self._done = self._done, []
+        if not done:
+            return
+        try:
+            await self._queue.settle(done)
+        except Unavailable:
+            self._done = done + self._done
+            self._has_done.set()
+            await self._pause(RETRY_S)
+            return
+        for delivery, result in done:
+            self._held.pop(delivery.entry_id, None)
+            self._metrics.settled(result)
+            log.debug("call finished", extra={"call": result.id, "status": result.status.value})
+
+    # ---- leases ----
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.lease_s / 3)
+            try:
+                if self._held:
+                    await self._queue.renew(self.id, list(self._held.values()))
+                await self._announce()
+                await self._queue.ping()  # sets the clock anew
+            except Unavailable as exc:
+                log.warning("no heartbeat", extra={"error": exc.message})
+
+    async def _announce(self) -> None:
+        info = WorkerInfo(
+            id=self.id,
+            slots=self._slots,
+            busy=len(self._serving),
+            level=self._pool.host.level,
+            draining=self._stopping.is_set(),
+            started_at=self._started_at,
+            version=metadata.version("roc-sandbox"),
+        )
+        await self._queue.announce(info, ttl_s=self._settings.lease_s)
+
+    async def _reclaim_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TRIM_S)
+            try:
+                await self._queue.trim()
+                free = self._slots - len(self._serving)
+                if free > 0 and not self._stopping.is_set():
+                    await self._reclaim(free)
+            except Unavailable as exc:
+                log.debug("nothing reclaimed", extra={"error": exc.message})
+
+    async def _reclaim(self, count: int) -> None:
+        reclaimed = await self._queue.reclaim(self.id, self._settings.lease_s, count)
+        # Our own after a long silence, when our heartbeat could not reach Redis: they still run here.
+        fresh = [delivery for delivery in reclaimed if delivery.entry_id not in self._held]
+        if fresh:
+            log.warning("took over calls of a silent worker", extra={"calls": len(fresh)})
+            self._metrics.reclaimed.inc(len(fresh))
+            self._start(fresh)
+
+    # ---- the end ----
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but no longer than until `stop`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    async def _drain(
+        self, take: asyncio.Task[None], settle: asyncio.Task[None], background: list[asyncio.Task[None]]
+    ) -> None:
+        self._stopping.set()
+        log.info("draining", extra={"running": len(self._serving)})
+        await asyncio.wait([take])  # its read brings what it took, or nothing, within a second
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=self._settings.grace_s)
+        for task in self._serving:  # over the grace: kill them, and leave their leases to others
+            task.cancel()
+        if self._serving:
+            await asyncio.wait(self._serving)
+        for task in (settle, *background):
+            task.cancel()
+        await asyncio.gather(settle, *background, return_exceptions=True)
+        await self._last_words()
+        log.info("drained", extra={"unsettled": len(self._held)})
+
+    async def _last_words(self) -> None:
+        """Settle the rest and leave the registry; without Redis, leases and expiry do both."""
+        try:
+            async with asyncio.timeout(self._settings.lease_s):
+                while self._done:
+                    await self._settle()
+                await self._queue.retire(self.id)
+        except (TimeoutError, Unavailable) as exc:
+            log.warning("Redis was away at the end; our leases will end", extra={"error": str(exc)})
+
+
+def fault(delivery: Delivery, status: CallStatus, reason: str) -> ToolResult:
+    """A result that says nothing about the program."""
+    return ToolResult(id=delivery.call.id, status=status, reason=reason, usage=Usage())
