@@ -1,4 +1,4 @@
-"""What the jail's root file system takes from the host: interpreter, tools, shared libraries, /etc.
+"""What the jail's root file system takes from the host: interpreter and tools (libraries.py has the rest).
 
 Rules:
 1. Everything is copied, nothing is linked or mounted. All mount namespaces share the page cache of a file, so
@@ -16,12 +16,13 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sandbox.errors import ConfigError
+from sandbox.jail.libraries import binaries_below, copy_file
+from sandbox.jail.policy import MAX_SLOTS
 
 #: Small programs that model-written code starts through `subprocess`. One that the host lacks is left out.
 TOOLS = [
@@ -53,19 +54,6 @@ _DROPPED_DIRECTORIES = {
 _DROPPED_NAMES = re.compile(
     r"config-\d.*|_tkinter\..*|_test.*\.so|_ctypes_test.*|_xxtestfuzz.*|xxlimited.*|EXTERNALLY-MANAGED"
 )
-
-#: Opened by name at run time (by glibc itself, or by programs through ctypes), so that `ldd` does not tell.
-_OPENED_BY_NAME = (
-    "libgcc_s.so.1",
-    "libm.so.6",
-    "libdl.so.2",
-    "libpthread.so.0",
-    "librt.so.1",
-    "libnss_files.so.2",
-)
-
-_LIBRARY = re.compile(r"^\t(?:(?P<name>\S+) => )?(?P<path>/.+) \(0x[0-9a-f]+\)$")
-_MISSING = re.compile(r"^\t(?P<name>\S+) => not found$")
 
 _PROBE = """
 import json, os, platform, site, sys, sysconfig
@@ -121,7 +109,7 @@ def copy_interpreter(interpreter: Interpreter, root: Path) -> None:
     python = root / "python"
     (python / "bin").mkdir(parents=True)
     name = f"python{interpreter.short_version}"
-    _copy_file(interpreter.executable, python / "bin" / name)
+    copy_file(interpreter.executable, python / "bin" / name)
     for alias in ("python3", "python"):
         (python / "bin" / alias).symlink_to(name)
     stdlib = python / interpreter.library_folder / name
@@ -158,7 +146,7 @@ def copy_tools(root: Path) -> list[str]:
         elif source in copied:
             (root / "usr/bin" / name).symlink_to(copied[source])
         else:
-            _copy_file(source, root / "usr/bin" / name)
+            copy_file(source, root / "usr/bin" / name)
             copied[source] = name
     for name in ("python3", "python"):
         (root / "usr/bin" / name).symlink_to("/python/bin/python3")
@@ -175,68 +163,6 @@ def tool_path(name: str) -> Path | None:
         return path if file.read(4) == b"\x7fELF" else None
 
 
-def copy_libraries(
-    root: Path, binaries: list[Path], *, prefix: Path, inside: Path | None = None
-) -> list[str]:
-    """Copy the shared libraries that the binaries need, and return the names that were not found.
-
-    Libraries of the system go to the folder in which the loader finds libc by itself, whatever folder a
-    cache or a run path led to on the host. Libraries of the interpreter's own prefix keep their place
-    relative to its executable, so that run paths with $ORIGIN hold; for absolute ones the loader's folder
-    links to them. Libraries that lie `inside` a folder come with it and are left alone, and so is what root
-    has already.
-    """
-    found, missing = _needed(binaries, inside)
-    libc = found.get("libc.so.6")
-    if libc is None:
-        raise ConfigError("no program here uses libc.so.6; the runtime can be built on glibc systems only")
-    for name in _OPENED_BY_NAME:
-        if name not in found and (libc.parent / name).exists():
-            found[name] = libc.parent / name
-    loaders_folder = root / libc.parent.relative_to("/")
-    for name, source in sorted(found.items()):
-        place = loaders_folder / name
-        if name.startswith("/"):  # the loader itself: binaries name it by its absolute path
-            place = root / name.lstrip("/")
-        elif prefix != Path("/usr") and source.is_relative_to(prefix):
-            own = Path("python") / source.relative_to(prefix)
-            _link(place, f"/{own}")
-            place = root / own
-        if not place.exists():
-            _copy_file(source, place)
-    return sorted(name for name in missing if not (loaders_folder / name).exists())
-
-
-def _needed(binaries: list[Path], inside: Path | None) -> tuple[dict[str, Path], set[str]]:
-    found: dict[str, Path] = {}
-    missing: set[str] = set()
-    for line in _ldd(binaries):
-        if match := _LIBRARY.match(line):
-            path = Path(match["path"])
-            path = path.parent.resolve() / path.name  # run paths bring ".." and links into it
-            if inside is None or not path.is_relative_to(inside):
-                found.setdefault(match["name"] or match["path"], path)
-        elif match := _MISSING.match(line):
-            missing.add(match["name"])
-    if inside is not None:  # wheels carry libraries that only find each other once the first is loaded
-        missing -= {path.name for path in binaries_below(inside)}
-    return found, missing - set(found)
-
-
-def _ldd(binaries: list[Path]) -> Iterator[str]:
-    """What the loader says of each, in command lines of bounded length."""
-    for start in range(0, len(binaries), 500):
-        try:
-            # ldd fails when one of many is static; what it says of the others still holds.
-            command: list[str | Path] = ["ldd", *binaries[start : start + 500]]
-            answer = subprocess.run(command, capture_output=True, text=True, check=False)
-        except FileNotFoundError as exc:
-            raise ConfigError(
-                "`ldd` is missing; install it (Debian: libc-bin, Fedora: glibc-common)"
-            ) from exc
-        yield from answer.stdout.splitlines()
-
-
 def host_binaries(interpreter: Interpreter) -> list[Path]:
     """The host's files behind what `copy_interpreter` and `copy_tools` copy, for their libraries."""
     extensions = [file for folder in interpreter.extensions for file in binaries_below(folder)]
@@ -246,11 +172,6 @@ def host_binaries(interpreter: Interpreter) -> list[Path]:
         *tools,
         *(file for file in extensions if not _DROPPED_NAMES.fullmatch(file.name)),
     ]
-
-
-def binaries_below(folder: Path) -> list[Path]:
-    """Every shared object below the folder."""
-    return [path for path in folder.rglob("*.so*") if path.is_file()]
 
 
 def write_system_files(root: Path) -> None:
@@ -263,9 +184,9 @@ def write_system_files(root: Path) -> None:
         (root / "dev" / device).touch()  # a device of the host is mounted over each
     for link, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         (root / "dev" / link).symlink_to(f"/proc/self/fd{target}")
-    # Slots differ by their uid, which is 1 to 1000 inside. All have the same name, so that `getpass` and
-    # `pwd` work and no program prints which slot it got.
-    users = [("root", 0), *(("sandbox", uid) for uid in range(1, 1001)), ("nobody", 65534)]
+    # Slots differ by their uid. All have the same name, so that `getpass` and `pwd` work and no program
+    # prints which slot it got.
+    users = [("root", 0), *(("sandbox", uid) for uid in range(1, MAX_SLOTS + 1)), ("nobody", 65534)]
     passwd = "".join(f"{name}:x:{uid}:{uid}:{name}:/tmp:/bin/sh\n" for name, uid in users)
     group = "".join(f"{name}:x:{gid}:\n" for name, gid in users)
     files = {
@@ -304,21 +225,6 @@ def _copy_tree(source: Path, target: Path) -> None:
         target,
         ignore=dropped,
         ignore_dangling_symlinks=True,
-        copy_function=_copy_file,
+        copy_function=copy_file,
         dirs_exist_ok=True,
     )
-
-
-def _copy_file(source: Path | str, target: Path | str) -> None:
-    """Copy content and executable bit into a new inode; never write into one that exists."""
-    source, target = Path(source), Path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    shutil.copyfile(source, target)
-    target.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
-
-
-def _link(link: Path, target: str) -> None:
-    link.parent.mkdir(parents=True, exist_ok=True)
-    if not link.is_symlink() and not link.exists():
-        link.symlink_to(target)

@@ -34,6 +34,7 @@ from pydantic import BaseModel, ValidationError
 
 from sandbox.errors import ConfigError
 from sandbox.jail import rootfs
+from sandbox.jail.libraries import binaries_below, copy_libraries
 from sandbox.jail.rootfs import Interpreter
 
 #: Raise this when this file or rootfs.py builds something else from the same inputs.
@@ -54,6 +55,9 @@ _JAIL_FILES: dict[str, tuple[str, list[str] | None]] = {
         ],
     ),
 }
+#: Read by CPython at its start; they would mix our environment into the interpreter that pip installs for.
+_PYTHONS_OWN = {"PYTHONPATH", "PYTHONHOME"}
+COMPILERS = ("cc", "gcc", "clang")
 _C_WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 
 Report = Callable[[str], None]
@@ -106,16 +110,19 @@ def build(path: Path, *, python: Path | None = None, packages: Path | None = Non
         raise ConfigError(f"cannot write the runtime: {exc}; SANDBOX_JAIL__RUNTIME sets its place") from exc
     with lock:
         _wait_for(lock, report)
-        _Build(path, interpreter, packages and packages.absolute(), report).run()
+        _Build(path, interpreter, packages and packages.absolute(), lock, report).run()
 
 
 class _Build:
-    def __init__(self, path: Path, interpreter: Interpreter, packages: Path | None, report: Report) -> None:
+    def __init__(
+        self, path: Path, interpreter: Interpreter, packages: Path | None, lock: TextIO, report: Report
+    ) -> None:
         self.path = path
         self.root = path / "root"
         self.staging = path / "staging"
         self.interpreter = interpreter
         self.packages = packages or PACKAGES
+        self.lock = lock
         self.report = report
         self.manifest = _read_manifest(path) or _Manifest()
         self.manifest.packages_list = packages
@@ -145,7 +152,7 @@ class _Build:
         rootfs.copy_interpreter(python, new)
         self.report("copying small programs and shared libraries")
         missing = rootfs.copy_tools(new)
-        missing += rootfs.copy_libraries(new, rootfs.host_binaries(python), prefix=python.prefix)
+        missing += copy_libraries(new, rootfs.host_binaries(python), prefix=python.prefix)
         if missing:
             self.report(f"this host lacks, and so will programs: {', '.join(missing)}")
         self._compile(new)
@@ -160,14 +167,14 @@ class _Build:
         self.report(f"installing the packages of {self.packages}")
         new = self.staging / "root"  # laid out as root is, so that compiled files learn the right paths
         site = new / "python" / "site"
-        _pip(self.interpreter.executable, site, self.packages)
+        self._pip(site)
         for folder in [*site.rglob("tests"), site / "bin"]:  # tests are a third of the whole
             if folder.is_dir():
                 shutil.rmtree(folder)
         self._compile(new)
-        binaries = [self.interpreter.executable, *rootfs.binaries_below(site)]
+        binaries = [self.interpreter.executable, *binaries_below(site)]
         prefix = self.interpreter.prefix
-        missing = rootfs.copy_libraries(self.root, binaries, prefix=prefix, inside=new.resolve())
+        missing = copy_libraries(self.root, binaries, prefix=prefix, inside=new.resolve())
         if missing:
             self.report(f"this host lacks libraries of the packages: {', '.join(missing)}")
         self._move_in(site, self.root / "python" / "site", "packages")
@@ -180,7 +187,7 @@ class _Build:
             if flags is None:
                 shutil.copyfile(_HERE / source, new / name)
             else:
-                _cc(_HERE / source, new / name, flags)
+                self._cc(_HERE / source, new / name, flags)
         self._move_in(new, self.root / "jail", "jail")
 
     def _move_in(self, new: Path, place: Path, part: str) -> None:
@@ -199,7 +206,53 @@ class _Build:
         self.report("compiling Python files")
         command: list[str | Path] = [self.interpreter.executable, "-I", "-m", "compileall", "-q", "-j", "0"]
         command += ["--invalidation-mode", "unchecked-hash", "-s", root, "-p", "/", root / "python"]
-        _run(command, "compiling Python files failed")
+        self._run(command, "compiling Python files failed")
+
+    def _pip(self, target: Path) -> None:
+        # The host's settings of pip stay in force (mirrors, certificates), except those that forbid --target.
+        environment = {
+            **{name: value for name, value in os.environ.items() if name not in _PYTHONS_OWN},  # noqa: TID251
+            "PIP_REQUIRE_VIRTUALENV": "0",
+            "PIP_USER": "0",
+            "PIP_NO_INPUT": "1",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }
+        command = [
+            *_pip_command(),
+            "--python",
+            self.interpreter.executable,
+            "install",
+            "--quiet",
+            "--no-compile",
+        ]
+        command += ["--only-binary", ":all:", "--target", target, "--requirement", self.packages]
+        self._run(command, "installing the packages failed", environment)
+
+    def _cc(self, source: Path, target: Path, flags: list[str]) -> None:
+        compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+        if compiler is None:
+            raise ConfigError(
+                "the jail needs a C compiler (cc, gcc or clang); install one: `apt install gcc`"
+            )
+        self._run([compiler, *_C_WARNINGS, *flags, "-o", target, source], f"compiling {source.name} failed")
+
+    def _run(
+        self, command: list[str | Path], failure: str, environment: dict[str, str] | None = None
+    ) -> None:
+        answer = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            # When we are killed and the command goes on, it holds the lock, and the next build waits for it.
+            pass_fds=(self.lock.fileno(),),
+            check=False,
+        )
+        if answer.returncode != 0:
+            raise ConfigError(f"{failure}:\n" + "\n".join(answer.stdout.splitlines()[-20:]))
 
     def _forget(self, *parts: str) -> None:
         for part in parts:
@@ -232,32 +285,6 @@ def _wait_for(lock: TextIO, report: Report) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def _pip(python: Path, target: Path, packages: Path) -> None:
-    # The host's settings of pip stay in force (mirrors, certificates), except those that forbid --target.
-    environment = {
-        **{name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}},  # noqa: TID251
-        "PIP_REQUIRE_VIRTUALENV": "0",
-        "PIP_USER": "0",
-        "PIP_NO_INPUT": "1",
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    }
-    command = [
-        *_pip_command(),
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--no-compile",
-        "--only-binary",
-        ":all:",
-    ]
-    _run(
-        [*command, "--target", target, "--requirement", packages],
-        "installing the packages failed",
-        environment,
-    )
-
-
 def _pip_command() -> list[str | Path]:
     """Our own environment's pip, or the one that CPython carries for `venv` where there is none (uv's)."""
     if importlib.util.find_spec("pip"):
@@ -266,24 +293,6 @@ def _pip_command() -> list[str | Path]:
     if bundled:
         return [sys.executable, "-I", bundled[0] / "pip"]
     raise ConfigError("installing the packages needs pip; add it to this environment (`uv pip install pip`)")
-
-
-def _cc(source: Path, target: Path, flags: list[str]) -> None:
-    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if compiler is None:
-        raise ConfigError(
-            "the jail needs a C compiler (cc, gcc or clang); install one, e.g. `apt install gcc`"
-        )
-    _run([compiler, *_C_WARNINGS, *flags, "-o", target, source], f"compiling {source.name} failed")
-
-
-def _run(command: list[str | Path], failure: str, environment: dict[str, str] | None = None) -> None:
-    answer = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", env=environment, check=False,
-    )  # fmt: skip
-    if answer.returncode != 0:
-        raise ConfigError(f"{failure}:\n" + "\n".join(answer.stdout.splitlines()[-20:]))
 
 
 def _base_digest(interpreter: Interpreter) -> str:
