@@ -23,14 +23,14 @@ log = logging.getLogger("worker")
 
 
 def main() -> int:
-    """Run one worker; the exit status is 0 after a drain and 1 when the start is refused."""
+    """Run one worker; the exit status is 0 after a drain and 2 when settings or host make a start impossible."""
     try:
         settings = load_settings()
         logs.set_up(settings.log, "worker")
         uvloop.run(serve(settings))
     except SandboxError as exc:
         print(f"worker: {exc.message}", file=sys.stderr)
-        return 1
+        return 2
     return 0
 
 
