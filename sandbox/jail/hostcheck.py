@@ -210,7 +210,7 @@ def built_runtime(path: Path) -> Check:
 def _runtime_lack(path: Path) -> str | None:
     try:
         runtime.check(path)
-    except (ConfigError, OSError) as exc:
+    except ConfigError as exc:
         return str(exc)
     return None
 

@@ -16,14 +16,9 @@ from pathlib import Path
 from sandbox.errors import ConfigError
 
 #: Opened by name at run time (by glibc itself, or by programs through ctypes), so that `ldd` does not tell.
-_OPENED_BY_NAME = (
-    "libgcc_s.so.1",
-    "libm.so.6",
-    "libdl.so.2",
-    "libpthread.so.0",
-    "librt.so.1",
-    "libnss_files.so.2",
-)
+_OPENED_BY_NAME = [
+    *("libgcc_s.so.1", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libnss_files.so.2"),
+]
 
 _LIBRARY = re.compile(r"^\t(?:(?P<name>\S+) => )?(?P<path>/.+) \(0x[0-9a-f]+\)$")
 _MISSING = re.compile(r"^\t(?P<name>\S+) => not found$")
@@ -97,12 +92,13 @@ def binaries_below(folder: Path) -> list[Path]:
 
 
 def copy_file(source: Path | str, target: Path | str) -> None:
-    """Copy content and executable bit into a new inode; never write into one that exists."""
+    """Copy content and executable bit into a new inode. A file that exists is replaced by a whole one."""
     source, target = Path(source), Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    shutil.copyfile(source, target)
-    target.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
+    new = target.with_name(f".new-{target.name}")
+    shutil.copyfile(source, new)
+    new.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
+    new.replace(target)
 
 
 def _link(link: Path, target: str) -> None:

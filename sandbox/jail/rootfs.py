@@ -26,24 +26,9 @@ from sandbox.jail.policy import MAX_SLOTS
 
 #: Small programs that model-written code starts through `subprocess`. One that the host lacks is left out.
 TOOLS = [
-    *("sh", "bash", "awk", "basename", "cat", "cp", "cut", "date", "dirname", "echo", "env", "expr", "false"),
-    *(
-        "find",
-        "grep",
-        "head",
-        "ls",
-        "mkdir",
-        "mv",
-        "printf",
-        "pwd",
-        "rm",
-        "sed",
-        "seq",
-        "sleep",
-        "sort",
-        "tail",
-    ),
-    *("tee", "touch", "tr", "true", "uname", "uniq", "wc", "xargs"),
+    *("sh", "bash", "awk", "basename", "cat", "cp", "cut", "date", "dirname", "echo", "env", "expr"),
+    *("false", "find", "grep", "head", "ls", "mkdir", "mv", "printf", "pwd", "rm", "sed", "seq"),
+    *("sleep", "sort", "tail", "tee", "touch", "tr", "true", "uname", "uniq", "wc", "xargs"),
 ]
 
 #: Directories of the standard library that a program cannot use here, or that need what the jail has not.
@@ -93,9 +78,8 @@ def ask_interpreter(python: Path) -> Interpreter:
     """Start `python` and let it say where its parts lie. Raises ConfigError when it cannot or is too old."""
     try:
         # -I and -S: neither the user's settings nor installed packages have a say in the answer.
-        answer = subprocess.run(
-            [python, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, check=True
-        )
+        command = [python, "-I", "-S", "-c", _PROBE]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
         interpreter = Interpreter.model_validate_json(answer.stdout)
     except (OSError, subprocess.CalledProcessError, ValidationError) as exc:
         raise ConfigError(f"{python} does not start as a Python interpreter: {exc}") from exc

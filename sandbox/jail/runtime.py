@@ -83,7 +83,10 @@ def check(path: Path) -> Runtime:
 
     Looks at digests only, so that a worker can afford it at each start.
     """
-    manifest = _read_manifest(path)
+    try:
+        manifest = _read_manifest(path)
+    except OSError as exc:
+        raise ConfigError(f"cannot read the runtime: {exc}; run this as the user who built it") from exc
     if manifest is None:
         raise ConfigError(f"there is no runtime environment at {path}; run `sandbox runtime build`")
     listed = manifest.packages_list or PACKAGES
@@ -101,6 +104,8 @@ def build(path: Path, *, python: Path | None = None, packages: Path | None = Non
     `python` is any interpreter of the host (default: the one that runs us), `packages` a requirements file in
     place of ours. Builds of one path wait for each other. Raises ConfigError naming what the host lacks.
     """
+    if packages is not None and not packages.is_file():
+        raise ConfigError(f"there is no list of packages at {packages}")
     interpreter = rootfs.ask_interpreter(python or Path(sys.executable))
     path = path.absolute()
     try:
@@ -124,23 +129,24 @@ class _Build:
         self.packages = packages or PACKAGES
         self.lock = lock
         self.report = report
-        self.manifest = _read_manifest(path) or _Manifest()
-        self.manifest.packages_list = packages
+        self.known = _read_manifest(path) or _Manifest()
+        self.manifest = self.known.model_copy(update={"packages_list": packages}, deep=True)
 
     def run(self) -> None:
         base = _base_digest(self.interpreter)
         wanted = {"base": base, "packages": _packages_digest(self.packages, base), "jail": _jail_digest()}
         steps = {"base": self._base, "packages": self._packages, "jail": self._jail}
-        if self.manifest.parts == wanted:
+        if self.manifest == self.known and self.manifest.parts == wanted:
             self.report(f"the runtime at {self.path} is up to date")
             return
+        self.path.chmod(0o755)  # whoever builds, workers of other users may read
         for name, step in steps.items():
             if self.manifest.parts.get(name) != wanted[name]:
                 self._forget_staging()
                 self.staging.mkdir()
                 step()
                 self.manifest.parts[name] = wanted[name]
-                self._write_manifest()
+            self._write_manifest()
         self._forget_staging()
         self.report(f"the runtime at {self.path} is ready: {_size_bytes(self.root) / 1e6:.0f} MB")
 
@@ -217,23 +223,14 @@ class _Build:
             "PIP_NO_INPUT": "1",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         }
-        command = [
-            *_pip_command(),
-            "--python",
-            self.interpreter.executable,
-            "install",
-            "--quiet",
-            "--no-compile",
-        ]
-        command += ["--only-binary", ":all:", "--target", target, "--requirement", self.packages]
+        command = [*_pip_command(), "--python", self.interpreter.executable, "install", "--target", target]
+        command += ["--quiet", "--no-compile", "--only-binary", ":all:", "--requirement", self.packages]
         self._run(command, "installing the packages failed", environment)
 
     def _cc(self, source: Path, target: Path, flags: list[str]) -> None:
         compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
         if compiler is None:
-            raise ConfigError(
-                "the jail needs a C compiler (cc, gcc or clang); install one: `apt install gcc`"
-            )
+            raise ConfigError("the jail needs a C compiler (cc, gcc or clang): `apt install gcc`")
         self._run([compiler, *_C_WARNINGS, *flags, "-o", target, source], f"compiling {source.name} failed")
 
     def _run(
@@ -266,6 +263,7 @@ class _Build:
     def _write_manifest(self) -> None:
         new = self.path / "manifest.new"
         new.write_text(self.manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        new.chmod(0o644)
         new.replace(self.path / "manifest.json")
 
 

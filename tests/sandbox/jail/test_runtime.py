@@ -170,7 +170,7 @@ class TestApart:
 
     def test_everybody_may_read_and_nobody_write(self, full: runtime.Runtime) -> None:
         """Modes do not follow the umask of the build."""
-        for path in [full.root, *full.root.rglob("*")]:
+        for path in [full.root.parent, full.root.parent / "manifest.json", full.root, *full.root.rglob("*")]:
             mode = path.lstat().st_mode
             if not path.is_symlink():
                 wanted = 0o755 if path.is_dir() or mode & 0o100 else 0o644
@@ -211,6 +211,20 @@ class TestBuild:
         assert python_inside(second.root, "import tiny; print(tiny.version)") == "2.0"
         assert not list(second.root.glob("python/site/tiny-1.0*"))
         assert not (second.root / "python/site/tiny/tests").exists()
+
+    def test_a_list_that_moved(self, tmp_path: Path, packages: Path) -> None:
+        """The same list at another place rebuilds nothing, and `check` looks at the new place from then on."""
+        runtime.build(tmp_path / "r", packages=packages, report=ignore)
+        moved = packages.rename(tmp_path / "moved.txt")
+        lines: list[str] = []
+        runtime.build(tmp_path / "r", packages=moved, report=lines.append)
+        assert len(lines) == 1
+        assert runtime.check(tmp_path / "r").root.is_dir()
+
+    def test_no_list(self, tmp_path: Path) -> None:
+        """A list that is not there is named."""
+        with pytest.raises(ConfigError, match=r"no list of packages at .*missing\.txt"):
+            runtime.build(tmp_path / "r", packages=tmp_path / "missing.txt", report=ignore)
 
     def test_a_list_that_cannot_be_installed(self, tmp_path: Path, packages: Path) -> None:
         """Pip's own words are the error, and what was whole before it is kept for the next build."""
