@@ -11,7 +11,7 @@ from pathlib import Path
 from sandbox.errors import ConfigError
 from sandbox.jail import runtime, seccomp
 from sandbox.jail.cgroups import Group, Groups, Place, find_place
-from sandbox.jail.policy import MAX_SLOTS, Identity
+from sandbox.jail.policy import MAX_SLOTS, WORKERS_APART, Identity
 from sandbox.jail.watched import Watched
 from sandbox.settings import JailSettings
 
@@ -58,7 +58,7 @@ def prepare(settings: JailSettings, slots: int) -> Host:
     if os.geteuid() == 0:
         # Workers differ, so that programs of one are no relatives of another's; equal ones would still be apart by
         # their pid, mount and user namespaces.
-        first = settings.first_uid + (os.getpid() % 1024) * (MAX_SLOTS + 1)
+        first = settings.first_uid + (os.getpid() % WORKERS_APART) * (MAX_SLOTS + 1)
         identity = Identity(first, first, first + 1)
         root = within_reach(root)
     else:

@@ -23,7 +23,7 @@ from sandbox.errors import ConfigError
 from sandbox.jail import runtime
 from sandbox.jail.cgroups import Place, find_place
 from sandbox.jail.host import find_nsjail
-from sandbox.jail.policy import MAX_SLOTS
+from sandbox.jail.policy import MAX_SLOTS, WORKERS_APART
 from sandbox.jail.trial import MOUNT_STEPS
 from sandbox.settings import JailSettings
 
@@ -32,8 +32,6 @@ ADVICE = "advice"
 
 #: 5.3 brought clone3 and pidfds that can be waited for, 5.9 close_range; 5.10 is the next with long support.
 OLDEST_KERNEL = (5, 10)
-#: How many ranges of uids `host.prepare` chooses from.
-_WORKERS_APART = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def users(proc: Path, settings: JailSettings, *, is_root: bool) -> Check:
             remedy = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or run the worker as root"
             return _check("users", False, "AppArmor keeps user namespaces from ordinary users", remedy)
         return _check("users", True, "an ordinary user: all programs run as that one user of the host")
-    first, last = settings.first_uid, settings.first_uid + _WORKERS_APART * (MAX_SLOTS + 1) - 1
+    first, last = settings.first_uid, settings.first_uid + WORKERS_APART * (MAX_SLOTS + 1) - 1
     for name in ("uid_map", "gid_map"):
         if not _covers(_read(proc / "self" / name), first, last):
             remedy = "give this container more ids, or set SANDBOX_JAIL__FIRST_UID to a range that it has"

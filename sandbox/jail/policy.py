@@ -15,6 +15,9 @@ from pathlib import Path
 #: Inside the jail the forkserver is 0 and slots are 1, 2, 3, ...
 MAX_SLOTS = 4095
 
+#: Each worker takes one of so many disjoint ranges of host uids, by its pid.
+WORKERS_APART = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
