@@ -1,0 +1,232 @@
+"""The wire to Redis below the queue: two pools of connections, one clock, and one meaning for every failure.
+
+Commands and blocking reads have pools of their own, so that a read that waits holds nobody up. redis-py must
+not repeat anything for us: after a timeout a command may well have run, and its retry would push once more.
+So each command is sent at most once, and whatever goes wrong rises as `Unavailable`, with the cause kept.
+What may be repeated is for the caller to know.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+
+from sandbox.errors import ConfigError, Unavailable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Command = tuple[str | bytes | int, ...]
+
+#: The first version with BLMPOP and with the lag of a group. Every Valkey calls itself Redis 7.2.
+FLOOR = (7, 0)
+
+#: The longest that one blocking read waits; proxies cut what is silent for long, and a shutdown waits for it.
+MAX_BLOCK_S = 1.0
+
+#: An answer that takes longer counts as none. Redis needs microseconds, and 100 ms to fork for a snapshot.
+_COMMAND_TIMEOUT_S = 2.0
+
+#: Longer than the longest block by what a busy event loop may lag, for a read that is given up loses replies.
+_READ_TIMEOUT_S = MAX_BLOCK_S + 3.0
+
+#: Redis runs one command after the other, so more than a few connections only move the queue. Commands wait
+#: for one; a blocking read, of which a process has one or two, is refused.
+_MAX_CONNECTIONS = 8
+
+#: What Redis answers when the stream or the group is gone: to a read, to a read that waited, to XINFO.
+_NO_GROUP = ("NOGROUP", "UNBLOCKED", "no such key")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Where a consumer group stands in one stream."""
+
+    stream: str
+    waiting: int  # its lag: entries that it has not delivered
+    running: int  # entries delivered and not acknowledged
+    last_delivered: str
+    oldest_needed: str  # the oldest pending id, or the last delivered one when none is pending
+
+
+class RedisLink:
+    """Connections to one Redis, made when needed and again after a failure. `close` ends them.
+
+    `streams` and their `group` are there whenever a command needs them: what fails for want of a group has
+    not run, so the group is made and the command sent again.
+    """
+
+    def __init__(self, url: str, streams: Sequence[str] = (), group: str = "") -> None:
+        self._streams = streams
+        self._group = group
+        self._commands = _client(url, BlockingConnectionPool, _COMMAND_TIMEOUT_S)
+        self._reads = _client(url, ConnectionPool, _READ_TIMEOUT_S)
+        self._offset_ms: float | None = None
+
+    async def open(self) -> None:
+        """Check that a Redis which is new enough lets us in, make the streams, and read the clock.
+
+        Raises ConfigError when it never will be, and Unavailable when it is not there now.
+        """
+        try:
+            (info,) = await self.send(("INFO", "server"))
+        except Unavailable as exc:
+            if any(isinstance(cause, AuthenticationError | NoPermissionError) for cause in _causes(exc)):
+                raise ConfigError(f"Redis refuses us; check user and password: {exc.__cause__}") from exc
+            raise Unavailable(f"cannot reach Redis: {exc.__cause__}", retry_after_s=1.0) from exc.__cause__
+        version = info.decode().partition("redis_version:")[2].split()[0]
+        if tuple(int(part) for part in version.split(".")[:2]) < FLOOR:
+            raise ConfigError(f"Redis {version} is too old; 7.0 is needed, or any Valkey")
+        with _one_meaning():
+            await self._create_groups()
+        await self.read_clock()
+
+    async def close(self) -> None:
+        """Close all connections. A blocking read that still waits ends with Unavailable."""
+        await self._commands.aclose()
+        await self._reads.aclose()
+
+    def now_ms(self) -> int:
+        """Redis's clock, from our monotonic one and the offset that was last measured."""
+        assert self._offset_ms is not None, "open() measures the clock"
+        return int(time.monotonic() * 1000 + self._offset_ms)
+
+    async def read_clock(self) -> None:
+        """Measure how far our monotonic clock is from Redis's, to within half of a round trip."""
+        before = time.monotonic()
+        ((seconds, microseconds),) = await self.send(("TIME",))
+        middle = (before + time.monotonic()) / 2
+        self._offset_ms = int(seconds) * 1000 + int(microseconds) / 1000 - middle * 1000
+
+    async def send(self, *commands: Command, atomic: bool = False) -> list[Any]:
+        """Send commands in one round trip and return their RESP2 answers; `atomic` means all run or none.
+
+        After Unavailable some of them may have run, unless they are atomic; after a timeout even those.
+        """
+        return await self._with_group(lambda: self._pipeline(commands, atomic=atomic))
+
+    async def read(self, *command: str | bytes | int | float) -> Any:
+        """Run one command that may wait for up to MAX_BLOCK_S. Cancelling it loses what it was to bring."""
+        run: Callable[..., Awaitable[Any]] = self._reads.execute_command
+        return await self._with_group(lambda: run(*command))
+
+    async def groups(self) -> list[Group]:
+        """Where the group stands in each stream, in one round trip.
+
+        The order matters to whoever trims: if nothing is pending *after* the last delivered id was read, then
+        all up to that id is settled. The other way round, a call taken in between would be cut off.
+        """
+        asked = [
+            (("XINFO", "GROUPS", stream), ("XPENDING", stream, self._group), ("XLEN", stream))
+            for stream in self._streams
+        ]
+        answers = iter(await self.send(*(command for commands in asked for command in commands)))
+        return [
+            _group(stream, self._group, *told)
+            for stream, told in zip(self._streams, zip(answers, answers, answers, strict=True), strict=True)
+        ]
+
+    async def _with_group(self, exchange: Callable[[], Awaitable[T]]) -> T:
+        with _one_meaning():
+            try:
+                return await exchange()
+            except ResponseError as exc:
+                if not str(exc).startswith(_NO_GROUP):
+                    raise
+                await self._create_groups()
+                return await exchange()
+
+    async def _create_groups(self) -> None:
+        """Make the streams and the group where they are not there, so that the group sees every entry."""
+        for stream in self._streams:
+            try:
+                await self._pipeline([("XGROUP", "CREATE", stream, self._group, "0", "MKSTREAM")])
+            except ResponseError as exc:
+                if not str(exc).startswith("BUSYGROUP"):  # it is there
+                    raise
+            else:
+                log.info("consumer group made", extra={"stream": stream})
+
+    async def _pipeline(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
+        # MULTI by hand and errors as answers: redis-py would quote the failed command in its exception, and
+        # with it a part of somebody's program.
+        pipeline = self._commands.pipeline(transaction=False)
+        for command in [("MULTI",), *commands, ("EXEC",)] if atomic else commands:
+            pipeline.execute_command(*command)
+        answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        _raise_first_error(answers)
+        if atomic:
+            answers = answers[-1]
+            _raise_first_error(answers)
+        return answers
+
+
+def by_name(flat: Sequence[Any]) -> dict[bytes, Any]:
+    """Redis's maps come as name, value, name, value."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _group(stream: str, name: str, infos: list[list[Any]], pending: list[Any], length: int) -> Group:
+    info = next(info for info in map(by_name, infos) if info[b"name"] == name.encode())
+    running, oldest_pending = pending[0], pending[1]
+    last_delivered = info[b"last-delivered-id"].decode()
+    # No lag means that somebody deleted entries by hand. What is left of the stream bounds it from above.
+    waiting = length - running if info[b"lag"] is None else info[b"lag"]
+    oldest_needed = oldest_pending.decode() if running else last_delivered
+    return Group(stream, waiting, running, last_delivered, oldest_needed)
+
+
+def _raise_first_error(answers: Sequence[Any]) -> None:
+    for answer in answers:
+        if isinstance(answer, ResponseError):
+            raise answer
+
+
+def _client(url: str, kind: type[ConnectionPool], timeout_s: float) -> Redis:
+    try:
+        options: dict[str, Any] = {**parse_url(url)}
+    except ValueError as exc:
+        raise ConfigError(f"REDIS_URL: {exc}") from exc
+    # Ours come last, since a URL's query could set these too and break what the queue relies on.
+    options |= {
+        "max_connections": _MAX_CONNECTIONS,
+        "protocol": 2,
+        "decode_responses": False,
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": _COMMAND_TIMEOUT_S,
+    }
+    client = Redis.from_pool(kind(**options))
+    client.response_callbacks.clear()  # answers come as Redis documents them
+    return client
+
+
+def _causes(exc: BaseException) -> Iterator[BaseException]:
+    cause = exc.__cause__
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+@contextmanager
+def _one_meaning() -> Iterator[None]:
+    """Turn all that redis-py raises into Unavailable; the message names the kind, for it may reach strangers.
+
+    An error that Redis answers is of this sort too: OOM, LOADING, READONLY, MISCONF, NOAUTH say that it does
+    not serve us now. RuntimeError is what uvloop raises for a write after a connection was reset.
+    """
+    try:
+        yield
+    except (RedisError, OSError, RuntimeError) as exc:
+        raise Unavailable(f"Redis does not serve us ({type(exc).__name__})", retry_after_s=1.0) from exc
