@@ -29,7 +29,7 @@ from sandbox import CallStatus, SandboxClient, SandboxError, ToolCall
 def main(
     file: Annotated[Path, typer.Argument(help="Recorded programs, one JSON object a line.")],
     url: Annotated[str, typer.Option(help="A gateway that runs; without it, a stack of our own.")] = "",
-    callers: Annotated[int, typer.Option(min=1, help="Calls in flight at a time.")] = 16,
+    callers: Annotated[int, typer.Option(min=1, help="Calls in flight at a time.")] = 8,
 ) -> None:
     """Compare what programs print here with what was recorded elsewhere."""
     console = make_console()

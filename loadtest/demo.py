@@ -64,7 +64,7 @@ class Seen:
 def main(
     corpus: Annotated[Path, typer.Option(help="Recorded programs, one JSON object a line.")] = DEFAULT_CORPUS,
     everything: Annotated[bool, typer.Option("--all", help="All programs of the corpus.")] = False,
-    callers: Annotated[int, typer.Option(min=1, help="Calls in flight at a time.")] = 16,
+    callers: Annotated[int, typer.Option(min=1, help="Calls in flight at a time.")] = 8,
 ) -> None:
     """Run real tool calls through the whole service and show what came of them."""
     console = make_console()
@@ -160,9 +160,11 @@ def _print_verdicts(console: Console, seen: Seen) -> None:
 
 
 def _ending(result: ToolResult) -> str:
-    how = "the limit" if result.exit_code is None else f"exit {result.exit_code}"
-    if result.signal is not None:
+    how = "a limit"
+    if result.status is CallStatus.SIGNALED:
         how = f"signal {result.signal}"
+    elif result.exit_code is not None:
+        how = f"exit {result.exit_code}"
     return f"{how}\n{result.usage.wall_s:.2f} s\n{result.usage.memory_peak_bytes / 1e6:.0f} MB"
 
 

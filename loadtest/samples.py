@@ -6,7 +6,7 @@
     SHOWS         one sentence; required
     EXPECT        the status; required
     EXIT          the exit code, where it is not the usual one (0 for `ok`, 1 for `error`)
-    SIGNAL        the signal that ends the program
+    SIGNAL        the signal that ends the program, where it is not the usual one (9 at a limit, otherwise none)
     STDOUT        one line of stdout, repeated; all of stdout and nothing else, but for a last newline
     STDOUT-BYTES  how long stdout is; alone, it stands for output too long to be written here
     STDERR-HAS    a text that stderr holds, repeated; a program that ends `ok` without any leaves stderr empty
@@ -36,6 +36,8 @@ _HEADER_LINE = re.compile(r"# (?P<key>[A-Z-]+):(?: (?P<value>.*))?")
 _ONCE = {"SHOWS", "EXPECT", "EXIT", "SIGNAL", "STDOUT-BYTES", "TRUNCATED", "LIMITS", "ECHO", "BOUND"}
 _REPEATED = {"STDOUT", "STDERR-HAS", "STDIN", "FILE"}
 _USUAL_EXIT = {CallStatus.OK: 0, CallStatus.ERROR: 1}
+_LIMITS = {CallStatus.TIMEOUT, CallStatus.MEMORY_LIMIT, CallStatus.OUTPUT_LIMIT}
+_USUAL_SIGNAL = dict.fromkeys(_LIMITS, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ def _read_expectation(header: defaultdict[str, list[str]]) -> Expectation:
     return Expectation(
         status=status,
         exit_code=_number(header["EXIT"], _USUAL_EXIT.get(status)),
-        signal=_number(header["SIGNAL"], None),
+        signal=_number(header["SIGNAL"], _USUAL_SIGNAL.get(status)),
         stdout=None if only_length else "\n".join(header["STDOUT"]),
         stdout_bytes=_number(header["STDOUT-BYTES"], None),
         stderr_has=tuple(header["STDERR-HAS"]),

@@ -1,10 +1,10 @@
-# SHOWS: files in the working directory: a text and a binary one given, others written and read back
+# SHOWS: files given with the call lie beside the program, and others are written and read back
 # EXPECT: ok
 # FILE: notes/todo.txt = "buy milk\ncall Bob\n"
 # FILE: pixel.bin = {"base64": "iVBORw=="}
 # STDOUT: 2 lines to do
 # STDOUT: b'\x89PNG'
-# STDOUT: ['copy.txt', 'notes', 'pixel.bin']
+# STDOUT: ['copy.txt', 'main.py', 'notes', 'pixel.bin']
 import os
 from pathlib import Path
 

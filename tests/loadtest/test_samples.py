@@ -62,12 +62,16 @@ def test_limits_that_are_not_named_stay_the_servers() -> None:
         ("# EXPECT: signaled\n# SIGNAL: 11", Expectation(CallStatus.SIGNALED, signal=11)),
         (
             "# EXPECT: timeout\n# STDOUT: a\n# STDOUT:\n# STDOUT:  b",
-            Expectation(CallStatus.TIMEOUT, stdout="a\n\n b"),
+            Expectation(CallStatus.TIMEOUT, signal=9, stdout="a\n\n b"),
         ),
         (
             "# EXPECT: output_limit\n# STDOUT-BYTES: 9\n# TRUNCATED: stdout",
             Expectation(
-                CallStatus.OUTPUT_LIMIT, stdout=None, stdout_bytes=9, truncated=frozenset({"stdout"})
+                CallStatus.OUTPUT_LIMIT,
+                signal=9,
+                stdout=None,
+                stdout_bytes=9,
+                truncated=frozenset({"stdout"}),
             ),
         ),
         (
@@ -77,7 +81,7 @@ def test_limits_that_are_not_named_stay_the_servers() -> None:
     ],
 )
 def test_the_header_becomes_the_expectation(lines: str, expected: Expectation) -> None:
-    """Status, exit code, signal, output and cut streams are expected as written, the usual exit code unwritten."""
+    """Status, exit code, signal, output and cut streams are expected as written, the usual code and signal unwritten."""
     assert read_sample("a", f"# SHOWS: a thing\n{lines}\nprint()\n").expected == expected
 
 
