@@ -1,13 +1,13 @@
 """Queue in, queue out: takes as many calls as it has free slots, runs each in a jail, settles.
 
-Theory of operation. Five tasks, all owned by `Worker.run`:
+Theory of operation. These tasks, all owned by `Worker.run`:
 
     take       reads the stream, COUNT = free slots, so that what nobody can run yet stays in the stream, where it is
-               counted and where any other worker can take it; starts one `serve` task for each call
+               counted and where any other worker can take it; starts one `serve` task for each call. Every second
+               it also takes over calls whose worker has gone silent, and trims the streams
     serve      one call: expired or delivered too often → answered unstarted; else run in a jail
     settle     sends what has ended, all of it in one pipeline; while that is on its way the next ones gather
     heartbeat  renews the leases of what we hold, and says that we live
-    reclaim    takes over calls whose worker has gone silent, and trims the streams
 
 Who may die. A jail: the pool replaces it. This worker: its leases end, and another one reclaims its calls. A result
 that was sent but not acknowledged is sent twice; the gateway drops the second by its id. Redis: `take` and the
@@ -36,7 +36,7 @@ log = logging.getLogger("worker")
 
 MOST_DELIVERIES = 2  # a call that two workers did not survive is not given to a third
 RETRY_S = 0.5  # between attempts while Redis is away
-TRIM_S = 1.0
+RECLAIM_S = 1.0  # how often we look for calls of silent workers
 
 
 def default_slots() -> int:
@@ -74,14 +74,14 @@ class Worker:
         """Serve until `stop`."""
         await self._until_redis_is_there()
         settle = asyncio.create_task(self._settle_forever())
-        background = [asyncio.create_task(self._heartbeat()), asyncio.create_task(self._reclaim_forever())]
+        heartbeat = asyncio.create_task(self._heartbeat())
         take = asyncio.create_task(self._take_forever())
         try:
-            done, _ = await asyncio.wait([settle, take, *background], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([settle, take, heartbeat], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # only `take` ends, and only when we stop
         finally:
-            await self._drain(take, settle, background)
+            await self._drain(take, settle, heartbeat)
 
     # ---- in ----
 
@@ -102,6 +102,8 @@ class Worker:
 
     async def _take_forever(self) -> None:
         is_away = False
+        loop = asyncio.get_running_loop()
+        reclaim_at = loop.time() + RECLAIM_S
         while not self._stopping.is_set():
             self._has_room.clear()
             free = self._slots - len(self._serving)
@@ -109,7 +111,11 @@ class Worker:
                 await self._has_room.wait()
                 continue
             try:
-                deliveries = await self._queue.take(self.id, free)
+                if loop.time() >= reclaim_at:
+                    reclaim_at = loop.time() + RECLAIM_S
+                    deliveries = await self._reclaim(free)
+                else:
+                    deliveries = await self._queue.take(self.id, free)
             except Unavailable as exc:
                 if not is_away:
                     log.warning("Redis is away", extra={"error": exc.message})
@@ -168,17 +174,17 @@ class Worker:
             await self._settle()
 
     async def _settle(self) -> None:
-        """Settle what has ended. On failure it is kept: Redis comes back, or our leases end."""
-        done, self._done = self._done, []
+        """Settle what has ended. It is kept until Redis has it, however often that takes; twice is harmless."""
+        done = list(self._done)
         if not done:
             return
         try:
             await self._queue.settle(done)
         except Unavailable:
-            self._done = done + self._done
             self._has_done.set()
             await self._pause(RETRY_S)
             return
+        del self._done[: len(done)]
         for delivery, result in done:
             self._held.pop(delivery.entry_id, None)
             self._metrics.settled(result)
@@ -209,25 +215,15 @@ class Worker:
         )
         await self._queue.announce(info, ttl_s=self._settings.lease_s)
 
-    async def _reclaim_forever(self) -> None:
-        while True:
-            await asyncio.sleep(TRIM_S)
-            try:
-                await self._queue.trim()
-                free = self._slots - len(self._serving)
-                if free > 0 and not self._stopping.is_set():
-                    await self._reclaim(free)
-            except Unavailable as exc:
-                log.debug("nothing reclaimed", extra={"error": exc.message})
-
-    async def _reclaim(self, count: int) -> None:
+    async def _reclaim(self, count: int) -> list[Delivery]:
+        await self._queue.trim()
         reclaimed = await self._queue.reclaim(self.id, self._settings.lease_s, count)
         # Our own after a long silence, when our heartbeat could not reach Redis: they still run here.
         fresh = [delivery for delivery in reclaimed if delivery.entry_id not in self._held]
         if fresh:
             log.warning("took over calls of a silent worker", extra={"calls": len(fresh)})
             self._metrics.reclaimed.inc(len(fresh))
-            self._start(fresh)
+        return fresh
 
     # ---- the end ----
 
@@ -240,7 +236,7 @@ class Worker:
             return
 
     async def _drain(
-        self, take: asyncio.Task[None], settle: asyncio.Task[None], background: list[asyncio.Task[None]]
+        self, take: asyncio.Task[None], settle: asyncio.Task[None], heartbeat: asyncio.Task[None]
     ) -> None:
         self._stopping.set()
         log.info("draining", extra={"running": len(self._serving)})
@@ -251,9 +247,9 @@ class Worker:
             task.cancel()
         if self._serving:
             await asyncio.wait(self._serving)
-        for task in (settle, *background):
-            task.cancel()
-        await asyncio.gather(settle, *background, return_exceptions=True)
+        settle.cancel()
+        heartbeat.cancel()
+        await asyncio.wait([settle, heartbeat])
         await self._last_words()
         log.info("drained", extra={"unsettled": len(self._held)})
 
