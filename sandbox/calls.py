@@ -54,15 +54,23 @@ class _Frozen(BaseModel):
 class Limits(_Frozen):
     """Bounds on one call. A value above the server's ceiling is refused, not clamped."""
 
-    wall_s: float = Field(default=10.0, gt=0, le=86_400, description="Wall-clock seconds from the start of the program.")
+    wall_s: float = Field(
+        default=10.0, gt=0, le=86_400, description="Wall-clock seconds from the start of the program."
+    )
     cpu_s: float = Field(
         default=10.0, gt=0, le=86_400, description="CPU seconds of the program and all its children together."
     )
     memory_bytes: int = Field(
-        default=512 * MIB, ge=16 * MIB, le=1 << 40, description="Memory of all processes and scratch files together."
+        default=512 * MIB,
+        ge=16 * MIB,
+        le=1 << 40,
+        description="Memory of all processes and scratch files together.",
     )
     output_bytes: int = Field(
-        default=64 * 1024, ge=0, le=64 * MIB, description="Bytes kept of stdout, and again of stderr; one more byte ends the program."
+        default=64 * 1024,
+        ge=0,
+        le=64 * MIB,
+        description="Bytes kept of stdout, and again of stderr; one more byte ends the program.",
     )
     processes: int = Field(default=64, ge=1, le=4096, description="Processes and threads alive at one time.")
 
@@ -72,7 +80,9 @@ class Usage(_Frozen):
 
     wall_s: float = Field(default=0.0, ge=0, description="Seconds from fork to end.")
     cpu_s: float = Field(default=0.0, ge=0, description="User and system seconds of all its processes.")
-    memory_peak_bytes: int = Field(default=0, ge=0, description="Highest memory at one time; 0 if it never ran.")
+    memory_peak_bytes: int = Field(
+        default=0, ge=0, description="Highest memory at one time; 0 if it never ran."
+    )
     queue_s: float = Field(default=0.0, ge=0, description="Seconds between acceptance and start.")
 
 
@@ -91,21 +101,30 @@ def _check_file_name(name: str) -> str:
 
 
 FileName = Annotated[str, StringConstraints(min_length=1, max_length=1024), AfterValidator(_check_file_name)]
+#: A constraint makes pydantic look at the characters, so that a lone surrogate, which UTF-8 cannot carry, is refused.
+Text = Annotated[str, StringConstraints(min_length=0)]
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:/-]{1,128}$")]
 
 
 class ToolCall(_Frozen):
     """One program to run. Only `code` is required."""
 
-    id: CallId = Field(default_factory=lambda: uuid4().hex, description="Names the call; also its idempotency key.")
-    code: str = Field(description="Python source, run as `__main__`.")
-    stdin: str = Field(default="", description="Given to the program as UTF-8, then end of file.")
-    files: dict[FileName, str | Base64File] = Field(
-        default_factory=dict, max_length=256, description="Files that lie in the working directory at the start."
+    id: CallId = Field(
+        default_factory=lambda: uuid4().hex, description="Names the call; also its idempotency key."
+    )
+    code: Text = Field(description="Python source, run as `__main__`.")
+    stdin: Text = Field(default="", description="Given to the program as UTF-8, then end of file.")
+    files: dict[FileName, Text | Base64File] = Field(
+        default_factory=dict,
+        max_length=256,
+        description="Files that lie in the working directory at the start.",
     )
     limits: Limits = Field(default_factory=Limits)
     deadline_s: float = Field(
-        default=60.0, gt=0, le=86_400, description="Seconds from acceptance until the answer is due; a call not started by then is a `queue_timeout`."
+        default=60.0,
+        gt=0,
+        le=86_400,
+        description="Seconds from acceptance until the answer is due; a call not started by then is a `queue_timeout`.",
     )
     priority: Literal["tool", "judge"] = Field(
         default="tool", description="`tool` (a model waits) goes before `judge` (a reward is computed)."
@@ -145,7 +164,13 @@ def parse_call(raw: bytes | str | dict[str, JsonValue]) -> ToolCall:
 
 
 def first_error(exc: ValidationError) -> str:
-    """The first complaint of a validation as 'field.path: rule', without quoting the input."""
+    """The first complaint of a validation as 'field.path: rule', without quoting the input's values."""
+    if (
+        exc.error_count() > 1000
+    ):  # pydantic can only list all of them: 3 µs each, and a body can hold a million
+        return f"body: {exc.error_count()} errors, too many to name one"
     error = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-    field = ".".join(str(part) for part in error["loc"]) or "body"
+    field = (
+        ".".join(str(part) for part in error["loc"])[:200] or "body"
+    )  # an unknown field's name is input too
     return f"{field}: {error['msg']}"
