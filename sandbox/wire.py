@@ -19,6 +19,7 @@ answered, with `AnswerLost`, which is not retryable, because the programs may ha
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import ssl
 from collections import deque
@@ -49,7 +50,7 @@ _MAX_BODY_BYTES = 4 * MIB  # of a request with several calls, below the gateway'
 _WINDOW_S = 0.0002  # for each open request; see the theory of operation
 _MAX_REQUESTS = 256  # open at one time
 _MAX_CONNECTIONS = 16  # of one httpx client, which searches them all for every request
-_IDLE_S = 2.0  # an idle connection is dropped before the server does so (uvicorn: 5 s)
+_IDLE_S = 30.0  # an idle connection is dropped before the gateway (75 s) or a proxy (60 s) does so
 _CONNECT_S = 5.0
 _STATUS_S = 10.0
 _MARGIN_S = 60.0  # beyond deadline and wall limit: a worker's death, and the way back
@@ -110,6 +111,7 @@ class Wire:
             raise ConfigError(f"{self.url!r} is no URL of a gateway: {exc}") from exc
         if url.scheme not in {"http", "https"} or not url.host:
             raise ConfigError(f"{self.url!r} is no URL of a gateway; write http://HOST:PORT")
+        self._may_use_proxy = not _is_this_machine(url.host)
 
     @property
     def is_open(self) -> bool:
@@ -220,7 +222,10 @@ class Wire:
         timeout = httpx.Timeout(
             None, connect=_CONNECT_S
         )  # the rest is bounded by one deadline for the request
-        self._lanes.append(_Lane(httpx.AsyncClient(verify=self._tls, limits=limits, timeout=timeout)))
+        http = httpx.AsyncClient(
+            verify=self._tls, limits=limits, timeout=timeout, trust_env=self._may_use_proxy
+        )
+        self._lanes.append(_Lane(http))
         return self._lanes[-1]
 
     async def _send(self, batch: list[_Pending]) -> None:
@@ -265,7 +270,7 @@ class Wire:
         """What a request that ended with this exception means for its calls."""
         match exc:
             case httpx.ConnectError() | httpx.ConnectTimeout():
-                return Unavailable(f"cannot connect to {self.url}: {_words(exc)}")
+                return Unavailable(f"cannot connect to {self.url}: {_words(exc)}; is a gateway up there?")
             case httpx.TransportError() | TimeoutError():
                 return AnswerLost(f"{self.url}: {_words(exc)}; the call may have run")
             case ValueError():
@@ -324,6 +329,15 @@ def _read_line(line: bytes, unanswered: _Unanswered) -> tuple[_Pending, Answer]:
         if answer.id != unanswered[index].call.id:
             raise ValueError(f"the result of {answer.id} in the place of {unanswered[index].call.id}")
     return unanswered.pop(index), answer
+
+
+def _is_this_machine(host: str) -> bool:
+    """A proxy that the environment names leads to other machines, and knows nothing of ours."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return address.is_loopback or address.is_unspecified
 
 
 def _longest_line(calls: list[ToolCall]) -> int:

@@ -72,9 +72,10 @@ async def answer_all(request: Request) -> None:
 
 @dataclass
 class FakeGateway:
-    """Listens on a free port. `answer` is called with each request; `requests` keeps them."""
+    """Listens on a free port. `answer` is called with each batch; `requests` keeps them."""
 
     answer: Callable[[Request], Awaitable[None]] = answer_all
+    status: tuple[int, bytes] = (200, b'{"ready": true}')
     port: int = 0
     requests: list[Request] = field(default_factory=list)
     _connections: set[asyncio.Task[None]] = field(default_factory=set)
@@ -103,8 +104,10 @@ class FakeGateway:
             while head := await _read_head(reader):
                 path, headers = head
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
-                calls = json.loads(body)["calls"] if body else []
-                self.requests.append(Request(path, headers, calls, writer))
+                if path == "/v1/status":
+                    await Request(path, headers, [], writer).whole(*self.status)
+                    continue
+                self.requests.append(Request(path, headers, json.loads(body)["calls"], writer))
                 await self.answer(self.requests[-1])
         except (ConnectionError, asyncio.CancelledError):
             return  # the client has gone, or the test is at its end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -423,16 +424,15 @@ async def test_closing_tells_everybody_who_waits() -> None:
 
 
 async def test_status_is_what_the_gateway_says() -> None:
-    """`status()` returns the JSON of /v1/status, and raises Unavailable where nobody listens."""
-
-    async def status(request: Request) -> None:
-        await request.whole(200 if gateway.requests[1:] else 503, b'{"workers": []}')
-
-    async with FakeGateway(status) as gateway, SandboxClient(gateway.url) as client:
-        with pytest.raises(Unavailable):
+    """`status()` returns the JSON of /v1/status, raises what the gateway raised, and Unavailable if there is none."""
+    async with FakeGateway() as gateway, SandboxClient(gateway.url) as client:
+        assert await client.status() == {"ready": True}
+        gateway.status = (503, json.dumps(error("Unavailable", "Redis is away")).encode())
+        with pytest.raises(Unavailable, match="Redis is away"):
             await client.status()
-        assert await client.status() == {"workers": []}
-        assert gateway.requests[0].path == "/v1/status"
+        gateway.status = (200, b"<html>")
+        with pytest.raises(InternalError, match="cannot read"):
+            await client.status()
     async with SandboxClient(gateway.url) as client:
         with pytest.raises(Unavailable, match="does not answer"):
             await client.status()
