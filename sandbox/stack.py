@@ -1,0 +1,167 @@
+"""`sandbox up`: a whole service on this machine - a Redis of its own unless there is one, workers, gateways.
+
+What they are to each other. Workers and gateways meet in Redis only; if it dies it starts again, empty, at the
+same place, and both find it. The listening sockets are ours, one for each gateway and all on one port
+(SO_REUSEPORT), and gateways inherit them: connections that arrive while a gateway starts again wait for it.
+At the end we let go of the sockets first; a gateway's own copy serves until it has drained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from sandbox.client import SandboxClient
+from sandbox.errors import ConfigError, Unavailable
+from sandbox.redis_server import RedisServer, wait_ready
+from sandbox.settings import PREFIX, Settings
+from sandbox.supervise import Program, Stage, Supervisor
+
+BACKLOG = 4096  # connections that wait while a gateway starts; the kernel caps it at net.core.somaxconn
+READY_S = 60.0  # from start to the first call served; a cold worker imports sympy and scipy
+
+#: -P: the folder that we are started in, and a `worker` in it, are none of the service's business.
+PYTHON = (sys.executable, "-P")
+
+_REDIS_READY_S = 10.0
+_REDIS_GRACE_S = 5.0
+_GATEWAY_GRACE_S = 40.0  # it gives open requests 30 s, and answers on their way 5
+_MARGIN_S = 5.0  # beyond a worker's own grace
+
+
+async def up(settings: Settings, environ: Mapping[str, str], *, gateways: int, workers: int) -> None:
+    """Run a whole service until a signal ends it, and say on stdout where it listens.
+
+    `environ` is what the children start with, and what `settings` was read from. Raises ConfigError when the
+    stack cannot start, Unavailable when it is not ready in time.
+    """
+    if workers > 1 and settings.worker.metrics_port > 0:
+        raise ConfigError(f"{workers} workers cannot share worker.metrics_port; 0 gives each a free one")
+    variables = dict(environ) | _variables(settings, workers)
+    stages: list[Stage] = []
+    with contextlib.ExitStack() as stack:
+        if not settings.redis.url:
+            server = RedisServer.find()
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sandbox-redis-")))
+            url = variables[f"{PREFIX}REDIS__URL"] = server.url(directory)
+            redis = Program("redis", server.command(directory), variables, _REDIS_GRACE_S)
+            stages.append(Stage("redis", [redis], partial(wait_ready, url, _REDIS_READY_S)))
+        listeners = bind(settings.gateway.host, settings.gateway.port, gateways)
+        grace_s = settings.worker.grace_s + _MARGIN_S
+        stages.append(Stage("workers", [_worker(n, variables, grace_s) for n in range(1, workers + 1)]))
+        stages.append(
+            Stage(
+                "gateways",
+                [_gateway(n, variables, listener) for n, listener in enumerate(listeners, start=1)],
+                partial(_announce, _url(listeners[0]), workers),
+            )
+        )
+        await Supervisor(stages, listeners).run()
+
+
+def bind(host: str, port: int, count: int) -> list[socket.socket]:
+    """Listening sockets that share a port, which is a free one if `port` is 0. Raises ConfigError."""
+    listeners: list[socket.socket] = []
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        # Shared ports are shared with every process of ours that asks: a second service would take half of
+        # our connections without a word. A socket that does not share finds out whether anybody listens.
+        with socket.socket(family, kind) as alone:
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind(address)
+            address = alone.getsockname()
+        for _ in range(count):
+            listeners.append(socket.socket(family, kind))
+            listeners[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listeners[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listeners[-1].bind(address)
+            listeners[-1].listen(BACKLOG)
+    except OSError as exc:
+        for listener in listeners:
+            listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+    return listeners
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if listener.family is socket.AF_INET6 else f"http://{host}:{port}"
+
+
+def _variables(settings: Settings, workers: int) -> dict[str, str]:
+    """What the children must know and cannot find out: that they share the cores, and who reads their logs."""
+    variables = {}
+    if workers > 1 and settings.worker.slots == 0:
+        variables[f"{PREFIX}WORKER__SLOTS"] = str(max(1, 2 * cores() // workers))
+    if settings.log.format == "auto" and sys.stderr.isatty():
+        variables[f"{PREFIX}LOG__FORMAT"] = "text"
+    return variables
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _worker(number: int, variables: Mapping[str, str], grace_s: float) -> Program:
+    return Program(f"worker-{number}", [*PYTHON, "-m", "worker"], variables, grace_s)
+
+
+def _gateway(number: int, variables: Mapping[str, str], listener: socket.socket) -> Program:
+    fd = listener.fileno()
+    command = [*PYTHON, "-m", "gateway", "--fd", str(fd)]
+    return Program(f"gateway-{number}", command, variables, _GATEWAY_GRACE_S, fds=(fd,))
+
+
+class _Worker(BaseModel):
+    level: str
+    slots: int
+
+
+class _Status(BaseModel):
+    """The part of `/v1/status` that we show."""
+
+    ready: bool
+    reason: str | None
+    workers: list[_Worker]
+
+
+async def _announce(url: str, workers: int) -> None:
+    """Wait until the whole stack serves, and say so to a person, and to a program that reads the first line."""
+    status = await _serving(url, workers)
+    levels = " and ".join(sorted({worker.level for worker in status.workers}))
+    slots = sum(worker.slots for worker in status.workers)
+    print(f"listening on {url}")
+    print(f"isolation level {levels}, {slots} slots in {len(status.workers)} worker(s)")
+    print(
+        f"""try: curl -s {url}/v1/run -H 'content-type: application/json' -d '{{"code": "print(6 * 7)"}}'"""
+    )
+    sys.stdout.flush()
+
+
+async def _serving(url: str, workers: int) -> _Status:
+    deadline = time.monotonic() + READY_S
+    async with SandboxClient(url) as client:
+        while True:
+            try:
+                status = _Status.model_validate(await client.status())
+                if status.ready and len(status.workers) >= workers:
+                    return status
+                reason = status.reason or f"{len(status.workers)} of {workers} workers are up"
+            except Unavailable as exc:
+                reason = exc.message
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the service was not ready within {READY_S:.0f} s: {reason}")
+            await asyncio.sleep(0.05)  # nobody tells us, so we ask again
