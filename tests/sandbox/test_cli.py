@@ -1,0 +1,331 @@
+"""The command `sandbox`, as a process, against a gateway that does what each test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+import sandbox
+from sandbox import CallStatus, InvalidCall, SandboxError, ToolCall, ToolResult
+from sandbox.cli import show
+from sandbox.jail.hostcheck import check_host
+from sandbox.jsonl import _WINDOW, run_in_order
+from sandbox.settings import load_settings
+
+from .fake_gateway import FakeGateway, Request, result
+
+
+@dataclass
+class Ended:
+    """What a command left."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+async def command(*words: str | Path, stdin: bytes = b"", **variables: str | Path) -> Ended:
+    """Run `python -m sandbox` with these words to its end."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SANDBOX_")}  # noqa: TID251
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sandbox", *words, env=environ | variables,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate(stdin)
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+async def test_run_ends_as_the_program_ended() -> None:
+    """Stdout, stderr and the exit code are the program's, in any locale."""
+
+    async def answer(request: Request) -> None:
+        fields = {"status": "error", "exit_code": 3, "stdout": "out é\n", "stderr": "err"}
+        await request.line(0, result(request.calls[0], **fields))
+        await request.end()
+
+    async with FakeGateway(answer) as gateway:
+        ended = await command("run", "-c", "whatever", "--url", gateway.url, PYTHONIOENCODING="ascii")
+    assert (ended.code, ended.out, ended.err) == (3, "out é\n", "err")
+
+
+async def test_run_sends_what_was_asked_for(tmp_path: Path) -> None:
+    """The file's text, its stdin, its limits and nothing that was left out."""
+    program = tmp_path / "program.py"
+    program.write_text("print('é')")
+    words = ["--stdin", "-", "--wall", "2", "--memory", "64", "--echo"]
+    async with FakeGateway() as gateway:
+        await command("run", program, *words, "--url", gateway.url, stdin=b"to read")
+        await command("run", "-", "--url", gateway.url, stdin=b"print(2)")
+    first, second = (request.calls[0] for request in gateway.requests)
+    assert {name: value for name, value in first.items() if name != "id"} == {
+        "code": "print('é')",
+        "stdin": "to read",
+        "limits": {"wall_s": 2.0, "memory_bytes": 64 * 1024 * 1024},
+        "echo_last_value": True,
+    }
+    assert (second["code"], second["limits"]) == ("print(2)", {})
+
+
+async def test_run_can_print_the_result_as_json() -> None:
+    """With --json stdout is one ToolResult, and the exit code is still the program's."""
+    async with FakeGateway() as gateway:
+        ended = await command("run", "-c", "1", "--json", "--url", gateway.url)
+    assert ToolResult.model_validate_json(ended.out).stdout == "1"
+    assert (ended.code, ended.err) == (0, "")
+
+
+async def test_run_without_a_service_says_so_in_one_line() -> None:
+    """Exit code 125, where the gateway was looked for, and no traceback."""
+    ended = await command("run", "-c", "1", "--url", "http://127.0.0.1:1")
+    assert (ended.code, ended.out) == (125, "")
+    assert ended.err.startswith("sandbox: Unavailable: cannot connect to http://127.0.0.1:1: ")
+    assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run"], "give a FILE or -c CODE"),
+        (["run", "x.py", "-c", "1"], "give a FILE or -c CODE"),
+        (["run", "/nowhere.py"], "cannot read /nowhere.py"),
+    ],
+)
+async def test_run_without_one_program_is_misuse(words: list[str], message: str) -> None:
+    """No program, two programs or a file that is not there: exit code 2."""
+    ended = await command(*words, TERMINAL_WIDTH="200")
+    assert ended.code == 2
+    assert message in ended.err
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "word"),
+    [
+        ({"status": "ok", "exit_code": 0}, 0, ""),
+        ({"status": "error", "exit_code": 1}, 1, ""),
+        ({"status": "error"}, 1, ""),
+        ({"status": "signaled", "signal": 11}, 139, "signaled: the program was ended by signal 11"),
+        ({"status": "timeout", "signal": 9, "usage": {"wall_s": 2, "cpu_s": 1}}, 124, "timeout: stopped after 2.00 s"),
+        ({"status": "memory_limit", "usage": {"memory_peak_bytes": 5 << 20}}, 123, "memory_limit: stopped at 5 MiB"),
+        ({"status": "output_limit"}, 122, "output_limit: stopped at its limit"),
+        ({"status": "queue_timeout", "reason": "too late"}, 125, "queue_timeout: too late"),
+        ({"status": "internal_error"}, 125, "internal_error: the service failed"),
+    ],
+)  # fmt: skip
+def test_each_status_has_its_exit_code(
+    fields: dict[str, Any], code: int, word: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The code tells verdicts and faults apart, and one line on stderr says why it is not the program's own."""
+    assert show(ToolResult.model_validate({"id": "a", **fields}), as_json=False) == code
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith(f"sandbox: {word}" if word else "")
+    assert err.count("\n") == bool(word)
+
+
+def test_every_status_is_in_that_table() -> None:
+    """A status that is added later is not forgotten there."""
+    [table] = test_each_status_has_its_exit_code.pytestmark
+    assert {fields["status"] for fields, _, _ in table.args[1]} == set(CallStatus)
+
+
+def test_an_error_is_json_too_when_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    """A program that reads --json gets the error in the gateway's words."""
+    assert show(InvalidCall("code: bad"), as_json=True) == 125
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {"error": {"name": "InvalidCall", "message": "code: bad"}}
+    assert err == "sandbox: InvalidCall: code: bad\n"
+
+
+def lines(path: Path, *calls: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(call) + "\n" for call in calls))
+    return path
+
+
+async def test_map_answers_each_line_in_order(tmp_path: Path) -> None:
+    """Results and errors stand at the places of their calls; without a verdict for all, the exit code is 1."""
+
+    async def answer(request: Request) -> None:
+        for index, call in reversed(list(enumerate(request.calls))):
+            error = {"error": {"name": "InvalidCall", "message": "code: bad"}}
+            await request.line(index, error if call["code"] == "bad" else result(call))
+        await request.end()
+
+    good = [{"id": str(n), "code": f"print({n})"} for n in range(5)]
+    calls = lines(tmp_path / "calls.jsonl", *good[:3], {"id": "x", "code": "bad"}, *good[3:])
+    async with FakeGateway(answer) as gateway:
+        ended = await command("map", calls, "--url", gateway.url)
+        to_file = await command("map", calls, "-o", tmp_path / "out.jsonl", "--url", gateway.url)
+
+    answers = [json.loads(line) for line in ended.out.splitlines()]
+    assert [answer["id"] for answer in answers] == ["0", "1", "2", "x", "3", "4"]
+    assert answers[3]["error"]["message"] == "code: bad"
+    assert ToolResult.model_validate(answers[5]).stdout == "print(4)"
+    assert (ended.code, to_file.code) == (1, 1)
+    assert "5 ok, 1 InvalidCall" in ended.err
+    assert (to_file.out, (tmp_path / "out.jsonl").read_text()) == ("", ended.out)
+
+
+async def test_map_checks_all_lines_before_it_sends_any(tmp_path: Path) -> None:
+    """A line that is no call is named by its number, and nothing has been run."""
+    calls = lines(tmp_path / "calls.jsonl", {"code": "1"}, {"code": "2", "answer": 3})
+    async with FakeGateway() as gateway:
+        ended = await command("map", calls, "--url", gateway.url)
+    assert ended.code == 1
+    assert ended.err == f"sandbox: {calls}:2: answer: Extra inputs are not permitted\n"
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"id": "a"}'])
+@pytest.mark.parametrize("options", [[], ["--lenient"]])
+async def test_map_refuses_what_is_no_call(tmp_path: Path, line: str, options: list[str]) -> None:
+    """Broken JSON, no object, and an object without code are refused, leniently or not."""
+    calls = tmp_path / "calls.jsonl"
+    calls.write_text(f"\n{line}\n")
+    ended = await command("map", calls, *options)
+    assert ended.code == 1
+    assert ended.err.startswith(f"sandbox: {calls}:2: ")
+    assert ended.err.count("\n") == 1
+
+
+async def test_map_can_ignore_fields_of_others(tmp_path: Path) -> None:
+    """With --lenient a file of programs with answers beside them is run as it is; blank lines do not count."""
+    calls = lines(tmp_path / "calls.jsonl", {"id": "a/0", "code": "1", "stdout": "1", "answer": "1"})
+    async with FakeGateway() as gateway:
+        ended = await command("map", calls, "--lenient", "--url", gateway.url)
+    assert ended.code == 0
+    assert [call for request in gateway.requests for call in request.calls] == [{"id": "a/0", "code": "1"}]
+
+
+async def test_map_needs_a_service_and_a_file(tmp_path: Path) -> None:
+    """Where either is missing there is one line, at once."""
+    calls = lines(tmp_path / "calls.jsonl", {"code": "1"})
+    nobody = await command("map", calls, "--url", "http://127.0.0.1:1")
+    nothing = await command("map", "/nowhere.jsonl")
+    assert nobody.code == nothing.code == 1
+    assert "sandbox: http://127.0.0.1:1 does not answer" in nobody.err
+    assert nothing.err == "sandbox: cannot read /nowhere.jsonl: No such file or directory\n"
+
+
+async def test_map_holds_a_bounded_number_of_calls() -> None:
+    """Lines are read as answers are written, however slow the first call is."""
+    read = written = 0
+    first_may_end = asyncio.Event()
+
+    def calls() -> Iterator[ToolCall]:
+        nonlocal read
+        for n in range(3 * _WINDOW):
+            read += 1
+            assert read - written <= _WINDOW + 1
+            if read == _WINDOW + 1:
+                first_may_end.set()
+            yield ToolCall(id=str(n), code="1")
+
+    async def answer(request: Request) -> None:
+        for index, call in enumerate(request.calls):
+            if call["id"] != "0":
+                await request.line(index, result(call))
+        if [call for call in request.calls if call["id"] == "0"]:
+            await first_may_end.wait()
+            await request.line(0, result(request.calls[0]))
+        await request.end()
+
+    def write(call: ToolCall, answer: ToolResult | SandboxError) -> None:
+        nonlocal written
+        assert (call.id, isinstance(answer, ToolResult)) == (str(written), True)
+        written += 1
+
+    async with FakeGateway(answer) as gateway:
+        await run_in_order(gateway.url, calls(), write, lambda: None)
+    assert written == 3 * _WINDOW
+
+
+async def test_doctor_shows_every_check_and_says_whether_the_level_is_given() -> None:
+    """The table has what `check_host` found, and the exit code is 1 if the configured level lacks something."""
+    jail = load_settings({}).jail
+    checks = await asyncio.to_thread(check_host, jail)
+    ended = await command("doctor", COLUMNS="300")
+    assert [check.name for check in checks if check.name not in ended.out] == []
+    assert ended.code == int(any(not check.ok and check.level == jail.level for check in checks))
+
+
+async def test_runtime_build_says_what_it_lacks_in_one_line(tmp_path: Path) -> None:
+    """A ConfigError of the builder reaches the person as a sentence."""
+    words = ["runtime", "build", "--python", tmp_path / "no-python"]
+    ended = await command(*words, SANDBOX_JAIL__RUNTIME=tmp_path / "runtime")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith("sandbox: ")
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("program", ["gateway", "worker"])
+async def test_programs_get_all_words_that_follow(tmp_path: Path, program: str) -> None:
+    """`sandbox gateway` is `python -m gateway` with the same options, also --help, and ends as it ends."""
+    code = "import sys; print(sys.argv[1:]); sys.exit(5)"
+    (tmp_path / f"{program}.py").write_text(code)
+    ended = await command(program, "--fd", "7", "--help", PYTHONPATH=tmp_path)
+    assert (ended.code, ended.out) == (5, "['--fd', '7', '--help']\n")
+
+
+async def test_an_unknown_setting_stops_the_start() -> None:
+    """The error of the settings is one line and exit code 1."""
+    ended = await command("up", SANDBOX_GATEWAY__PROT="8000")
+    assert ended.code == 1
+    assert ended.err.startswith("sandbox: the variable SANDBOX_GATEWAY__PROT is no setting of ours.")
+    assert "SANDBOX_GATEWAY__PORT" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+async def test_version_is_the_distribution_s() -> None:
+    """`sandbox version` prints what pip knows."""
+    ended = await command("version")
+    assert (ended.code, ended.out) == (0, importlib.metadata.version("roc-sandbox") + "\n")
+
+
+def link_base_install(target: Path) -> None:
+    """Fill a folder with what `pip install roc-sandbox` brings without an extra, and nothing else."""
+    target.joinpath("sandbox").symlink_to(Path(sandbox.__file__).parent)
+    waiting, known = ["roc-sandbox"], {"roc-sandbox"}
+    while waiting:
+        distribution = importlib.metadata.distribution(waiting.pop())
+        for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
+            if not (target / top).exists():
+                (target / top).symlink_to(Path(str(distribution.locate_file(top))))
+        for requirement in map(Requirement, distribution.requires or []):
+            if requirement.name not in known and (
+                not requirement.marker or requirement.marker.evaluate({"extra": ""})
+            ):
+                known.add(requirement.name)
+                waiting.append(requirement.name)
+
+
+async def test_the_base_install_is_enough_for_a_client(tmp_path: Path) -> None:
+    """Without [server] the client and `sandbox run` work, and `sandbox up` names what to install."""
+    link_base_install(tmp_path)
+
+    async def base(*words: str) -> Ended:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-S", "-m", "sandbox", *words, env={"PYTHONPATH": str(tmp_path)},
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await process.communicate()
+        return Ended(process.returncode, out.decode(), err.decode())
+
+    async with FakeGateway() as gateway:
+        ran = await base("run", "-c", "hello", "--url", gateway.url)
+    refused = await base("up")
+    assert ran == Ended(0, "hello", "")
+    assert refused == Ended(
+        1,
+        "",
+        "sandbox: `sandbox up` needs fastapi, redis, uvicorn; pip install 'roc-sandbox[server]' brings all of it\n",
+    )
