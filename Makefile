@@ -44,7 +44,7 @@ help:  ## this list
 
 # What programs see inside the jail. It looks for changes itself and does nothing where there are none.
 runtime: $(VENV)/installed
-	@$(VPYTHON) -m sandbox runtime build
+	@$(VPYTHON) -m sandbox runtime build >/dev/null
 
 # The virtual environment; made anew where an earlier attempt ended half way.
 $(VENV)/installed: pyproject.toml

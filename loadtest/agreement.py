@@ -21,7 +21,7 @@ from rich.text import Text
 
 from loadtest.corpus import Agreement, Recorded, compare, read_corpus
 from loadtest.stack import own_stack
-from loadtest.terminal import counted, make_console
+from loadtest.terminal import counted, make_console, print_error
 from loadtest.timing import Answered, ask_all, percentile
 from sandbox import CallStatus, SandboxClient, SandboxError, ToolCall
 
@@ -38,7 +38,7 @@ def main(
         with nullcontext(url) if url else own_stack() as base:
             answers = asyncio.run(_send(console, base, recorded, callers))
     except SandboxError as exc:
-        console.print(Text(f"{type(exc).__name__}: {exc}", style="red"))
+        print_error(console, exc)
         raise typer.Exit(1) from exc
     _print_differences(console, recorded, answers)
     _print_counts(console, recorded, answers)

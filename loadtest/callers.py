@@ -25,10 +25,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from loadtest.stack import own_stack
-from loadtest.terminal import counted, make_console, make_table
+from loadtest.terminal import counted, make_console, make_table, print_error
 from loadtest.timing import percentile
 from sandbox import SandboxClient, SandboxError
 
@@ -78,7 +77,7 @@ def main(
         with nullcontext(url) if url else own_stack() as base:
             cells = asyncio.run(_measure_all(console, base, grid, seconds))
     except SandboxError as exc:
-        console.print(Text(f"{type(exc).__name__}: {exc}", style="red"))
+        print_error(console, exc)
         raise typer.Exit(1) from exc
     if as_json:
         json.dump([asdict(cell) for cell in cells], sys.stdout, indent=2)

@@ -23,7 +23,7 @@ from rich.text import Text
 from loadtest.corpus import Agreement, Recorded, compare, read_corpus
 from loadtest.samples import Sample, complaints, load_samples
 from loadtest.stack import own_stack
-from loadtest.terminal import counted, make_console, make_table
+from loadtest.terminal import counted, make_console, make_table, print_error
 from loadtest.timing import Answered, ask_all, percentile
 from sandbox import CallStatus, SandboxClient, SandboxError, ToolCall, ToolResult
 
@@ -62,25 +62,25 @@ class Seen:
 
 
 def main(
-    corpus: Annotated[Path, typer.Option(help="Recorded programs, one JSON object a line.")] = DEFAULT_CORPUS,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="Recorded programs, one JSON object a line. [default: ToRA's, if there]"),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All programs of the corpus.")] = False,
     callers: Annotated[int, typer.Option(min=1, help="Calls in flight at a time.")] = 8,
 ) -> None:
     """Run real tool calls through the whole service and show what came of them."""
     console = make_console()
     samples = load_samples()
-    recorded = read_corpus(corpus, None if everything else _FIRST_OF_CORPUS) if corpus.is_file() else []
+    file = corpus or (DEFAULT_CORPUS if DEFAULT_CORPUS.is_file() else None)
     try:
+        recorded = read_corpus(file, None if everything else _FIRST_OF_CORPUS) if file else []
         seen = _demonstrate(console, samples, recorded, callers)
     except SandboxError as exc:
-        console.print(Text(f"{type(exc).__name__}: {exc}", style="red"))
+        print_error(console, exc)
         raise typer.Exit(1) from exc
     _print_verdicts(console, seen)
-    _print_runs(console, seen)
-    if not recorded:
-        console.print(
-            Text(f"(There is no corpus at {corpus}; --corpus FILE names another one.)", style="dim")
-        )
+    _print_runs(console, seen, file)
     failed = _print_failures(console, seen)
     raise typer.Exit(1 if failed else 0)
 
@@ -180,7 +180,7 @@ def _excerpt(line: str, width: int = 60) -> str:
     return line if len(line) <= width else f"{line[:width]}…"
 
 
-def _print_runs(console: Console, seen: Seen) -> None:
+def _print_runs(console: Console, seen: Seen, corpus: Path | None) -> None:
     table = make_table("All calls")
     table.add_column("", no_wrap=True)
     for heading in ("calls", "as expected", "calls/s", "p50", "p99", "added p50", "added p99"):
@@ -198,12 +198,14 @@ def _print_runs(console: Console, seen: Seen) -> None:
         )
     console.print(table)
     statuses = Counter(answered.status for run in seen.runs for answered in run.answers)
-    console.print("statuses   ", ", ".join(f"{name} {count}" for name, count in statuses.most_common()))
-    console.print(
-        "added      ", "what a caller waits beyond the program's own run time, waiting in line included"
-    )
-    console.print("isolation  ", _levels(seen.status))
-    console.print("cold start ", f"{seen.cold_start_s:.1f} s from nothing to the first result")
+    for name, text in (
+        ("statuses", ", ".join(f"{status} {count}" for status, count in statuses.most_common())),
+        ("added", "what a caller waits beyond the program's own run time, waiting in line included"),
+        ("isolation", _levels(seen.status)),
+        ("cold start", f"{seen.cold_start_s:.1f} s from nothing to the first result"),
+        ("recorded", str(corpus) if corpus else "no programs; --corpus FILE names some"),
+    ):
+        console.print(Text(f"{name:<12}{text}"))
 
 
 def _levels(status: dict[str, Any]) -> str:

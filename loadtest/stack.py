@@ -67,7 +67,7 @@ def _wait_for_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
         raise ConfigError(f"the stack did not start within {_START_S:.0f} s:\n{_end_of(log)}") from None
     listening = _LISTENING.match(line)
     if listening is None:
-        raise ConfigError(f"the stack did not start: {line.strip()}\n{_end_of(log)}")
+        raise ConfigError(f"the stack did not start:\n{_end_of(log)}")
     return listening["url"]
 
 
@@ -81,9 +81,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         raise
 
 
-def _end_of(log: IO[bytes], length: int = 4000) -> str:
-    log.seek(max(0, log.seek(0, os.SEEK_END) - length))
-    return log.read().decode(errors="replace").strip()
+def _end_of(log: IO[bytes], length: int = 12) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - 10_000))
+    return "\n".join(log.read().decode(errors="replace").splitlines()[-length:])
 
 
 @contextmanager

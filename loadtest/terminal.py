@@ -10,6 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
+
+from sandbox import SandboxError
 
 _WIDTH = 100  # of what is no terminal, such as a log
 
@@ -32,3 +35,8 @@ def counted(console: Console, name: str, total: int) -> Iterator[Callable[[], No
 def make_table(title: str) -> Table:
     """An empty table in our one style."""
     return Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+
+
+def print_error(console: Console, error: SandboxError) -> None:
+    """Say why there is nothing to show, each line of the message on a line of its own."""
+    console.print(Text(f"{type(error).__name__}: {error}", style="red"), soft_wrap=True)
