@@ -6,20 +6,23 @@ frozen and refuse unknown fields, so a misspelt limit is an error and never a de
 
 from __future__ import annotations
 
+from base64 import b64decode
 from enum import StrEnum
 from typing import Annotated, Literal
 from uuid import uuid4
 
 from pydantic import (
     AfterValidator,
-    Base64Bytes,
+    Base64Encoder,
     BaseModel,
     ConfigDict,
+    EncodedBytes,
     Field,
     JsonValue,
     StringConstraints,
     ValidationError,
 )
+from pydantic_core import PydanticCustomError
 
 from sandbox.errors import InvalidCall
 
@@ -86,10 +89,22 @@ class Usage(_Frozen):
     queue_s: float = Field(default=0.0, ge=0, description="Seconds between acceptance and start.")
 
 
+class _StrictBase64(Base64Encoder):
+    """Refuses what is no base64; pydantic's own skips it, and the program would read other bytes than were sent."""
+
+    @classmethod
+    def decode(cls, data: bytes) -> bytes:
+        """Line breaks are allowed, as many encoders make them."""
+        try:
+            return b64decode(data.translate(None, b"\r\n"), validate=True)
+        except ValueError as exc:
+            raise PydanticCustomError("base64_decode", "Input should be base64") from exc
+
+
 class Base64File(_Frozen):
     """Content of a file that is not text."""
 
-    base64: Base64Bytes
+    base64: Annotated[bytes, EncodedBytes(encoder=_StrictBase64)]
 
 
 def _check_file_name(name: str) -> str:
