@@ -4,7 +4,7 @@ from sandbox import SandboxClient, ToolCall
 """
 
 from sandbox.calls import Base64File, CallStatus, Limits, ToolCall, ToolResult, Usage
-from sandbox.client import Answer, BlockingClient, SandboxClient
+from sandbox.client import BlockingClient, SandboxClient
 from sandbox.errors import (
     AnswerLost,
     CallTooLarge,
@@ -17,6 +17,7 @@ from sandbox.errors import (
     SandboxError,
     Unavailable,
 )
+from sandbox.wire import Answer
 
 __all__ = [
     "Answer",
