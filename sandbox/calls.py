@@ -84,7 +84,7 @@ class Usage(_Frozen):
     wall_s: float = Field(default=0.0, ge=0, description="Seconds from fork to end.")
     cpu_s: float = Field(default=0.0, ge=0, description="User and system seconds of all its processes.")
     memory_peak_bytes: int = Field(
-        default=0, ge=0, description="Highest memory at one time; 0 if it never ran."
+        default=0, ge=0, description="Highest memory at one time; 0 if it never ran, or where the host does not tell."
     )
     queue_s: float = Field(default=0.0, ge=0, description="Seconds between acceptance and start.")
 
@@ -108,7 +108,9 @@ class Base64File(_Frozen):
 
 
 def _check_file_name(name: str) -> str:
-    """A relative path without '..', without empty parts, that any file system takes."""
+    """A relative path without '..', without empty parts, that any file system takes, beside the program's own."""
+    if name == "main.py":
+        raise ValueError("is the program's own file; give that as `code`")
     parts = name.split("/")
     if any(part in {"", ".", ".."} or len(part.encode()) > 255 or "\0" in part for part in parts):
         raise ValueError("must be a relative path without '.', '..' or empty parts")

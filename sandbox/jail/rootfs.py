@@ -78,7 +78,7 @@ def ask_interpreter(python: Path) -> Interpreter:
     """Start `python` and let it say where its parts lie. Raises ConfigError when it cannot or is too old."""
     try:
         # -I and -S: neither the user's settings nor installed packages have a say in the answer.
-        command = [python, "-I", "-S", "-c", _PROBE]
+        command = [str(python), "-I", "-S", "-c", _PROBE]
         answer = subprocess.run(command, capture_output=True, text=True, check=True)
         interpreter = Interpreter.model_validate_json(answer.stdout)
     except (OSError, subprocess.CalledProcessError, ValidationError) as exc:
