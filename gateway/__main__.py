@@ -1,0 +1,171 @@
+"""`python -m gateway [--fd N]`: settings, a listening socket, uvicorn, and an end in good order."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from gateway.app import create_app
+from gateway.gateway import Gateway
+from sandbox.errors import ConfigError
+from sandbox.logs import set_up
+from sandbox.queue import CallQueue
+from sandbox.settings import GatewaySettings, Settings, load_settings
+
+log = logging.getLogger("gateway")
+
+#: How long open calls may go on after SIGTERM. As long as a worker's grace: what a draining worker still
+#: finishes can still be answered. Orchestrators give up soon after.
+GRACE_S = 30.0
+#: How long answers that are written may take to leave, once no call is open; who reads nothing is cut off.
+FLUSH_S = 5
+#: Connections that wait to be accepted. The kernel caps it at net.core.somaxconn, by default 4096.
+BACKLOG = 4096
+#: Above the keep-alive of common clients and load balancers (60 s), so that they, not we, close an idle
+#: connection; the other way round a request can meet a connection that is just being closed.
+KEEP_ALIVE_S = 75
+
+
+def main() -> int:
+    """Serve until told to stop. 0: drained; 1: a loop failed; 2: the start was refused."""
+    parser = argparse.ArgumentParser(prog="python -m gateway", description="HTTP in, HTTP out.")
+    parser.add_argument(
+        "--fd", type=int, help="serve on this inherited listening socket instead of host and port"
+    )
+    fd = parser.parse_args().fd
+    try:
+        settings = load_settings()
+        set_up(settings.log, "gateway")
+        listener = _inherit(fd) if fd is not None else _listen(settings.gateway)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(settings, listener))
+    except ConfigError as exc:
+        print(f"gateway: {exc.message}", file=sys.stderr)
+        return 2
+
+
+async def serve(settings: Settings, listener: socket.socket) -> int:
+    """Serve on a listening socket until a signal or a crash ends it; the exit code.
+
+    Raises ConfigError when the Redis that it finds will never do.
+    """
+    app = create_app(settings, CallQueue(settings.redis))
+    gateway: Gateway = app.state.gateway
+    server = _Server(_config(app))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    reasons = {asyncio.create_task(_first_signal().wait()), asyncio.create_task(gateway.crashed.wait())}
+    await asyncio.wait({serving, *reasons}, return_when=asyncio.FIRST_COMPLETED)
+    for reason in reasons:
+        reason.cancel()
+    await shut_down(gateway, server, serving)
+    if isinstance(gateway.crash, ConfigError):
+        raise gateway.crash
+    if gateway.crash is not None:
+        log.critical("a loop of the gateway failed", exc_info=gateway.crash)
+        return 1
+    return 0
+
+
+async def shut_down(gateway: Gateway, server: _Server, serving: asyncio.Task[None]) -> None:
+    """The end, from the outside inwards.
+
+    1. Not ready, and 503 for new calls, while the listener stays open: a refused connection would tell
+       neither callers nor load balancers what is going on, and both need a moment to turn elsewhere.
+    2. Open calls finish, for at most GRACE_S; what is left then is answered 503.
+    3. The listener and idle connections close; answers on their way leave, for at most FLUSH_S.
+    4. uvicorn ends the app's lifespan: the batcher (empty by now) and the reply reader end, then the queue
+       closes.
+    """
+    await gateway.drain(GRACE_S)
+    server.should_exit = True
+    await serving
+    log.info("stopped")
+
+
+def _first_signal() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT. A second one ends the process as if nobody handled it."""
+    loop = asyncio.get_running_loop()
+    first = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        if not first.is_set():
+            log.info("asked to stop", extra={"signal": signal.Signals(number).name})
+            first.set()
+            return
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return first
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, whose signals are ours: it would close the listener at once and end by the signal."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them alone."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, say so, and tell the collector that what is there by now will stay."""
+        await super().startup(sockets)
+        host, port, *_ = self.servers[0].sockets[0].getsockname()
+        log.info("listening", extra={"address": f"http://{f'[{host}]' if ':' in host else host}:{port}"})
+        # With 10,000 requests open the collector's default thresholds triple the CPU that a request costs.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)
+
+
+def _config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=FLUSH_S,
+    )
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+    except OSError as exc:
+        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {exc.strerror or exc}") from exc
+
+
+def _inherit(fd: int) -> socket.socket:
+    try:
+        listener = socket.socket(fileno=fd)
+    except OSError as exc:
+        raise ConfigError(f"--fd {fd} is no socket: {exc.strerror}") from exc
+    if listener.family not in {socket.AF_INET, socket.AF_INET6} or listener.type != socket.SOCK_STREAM:
+        raise ConfigError(f"--fd {fd} is no TCP socket")
+    return listener
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""The ASGI application: routes, and the one place where an error becomes an answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+from uuid import uuid4
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.gateway import Gateway, Queue
+from gateway.metrics import Metrics
+from gateway.openapi import add_hot_routes
+from gateway.pages import make_pages
+from gateway.reader import CallerGone, CallReader
+from gateway.routes import BatchRoute, RunRoute, send_json
+from sandbox.errors import InternalError, SandboxError
+from sandbox.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_TITLE = "RoC Sandbox"
+_DESCRIPTION = "Runs the Python that language models write: a call goes in, a result comes out."
+
+
+def create_app(settings: Settings, queue: Queue) -> FastAPI:
+    """The application of one gateway process.
+
+    Its lifespan opens and closes the queue; `app.state.gateway` is the Gateway behind it.
+    """
+    gateway = Gateway(settings, queue)
+    reader = CallReader(settings.gateway, settings.ceilings)
+    release = version("roc-sandbox")
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with gateway.running():
+            yield
+
+    app = _App(
+        title=_TITLE,
+        description=_DESCRIPTION,
+        version=release,
+        lifespan=lifespan,
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers={HTTPException: _no_such_route},
+    )
+    app.state.gateway = gateway
+    app.reader = reader
+    app.router.routes[:0] = [
+        Route("/v1/run", RunRoute(gateway, reader), methods=["POST"]),
+        Route("/v1/batch", BatchRoute(gateway, reader), methods=["POST"]),
+    ]
+    app.include_router(make_pages(gateway, reader, release))
+    app.add_middleware(Answers, metrics=gateway.metrics)
+    return app
+
+
+class _App(FastAPI):
+    """FastAPI, with the hot routes in its description."""
+
+    reader: CallReader
+
+    def openapi(self) -> dict[str, Any]:
+        """The description of all routes."""
+        description = super().openapi()
+        add_hot_routes(description, self.reader)
+        return description
+
+
+class Answers:
+    """Sees to it that every request is answered and counted, whatever comes out of the routes.
+
+    A SandboxError is answered as it says. Anything else is a bug: the caller gets an incident id, and the log
+    gets the traceback under the same id.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._requests = metrics.requests
+        self._routes = {"/v1/run", "/v1/batch", "/v1/status", "/healthz", "/readyz", "/metrics"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and answer for it if it comes back as an exception."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        code: int | str = "gone"
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal code, started
+            if message["type"] == "http.response.start":
+                code, started = message["status"], True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except CallerGone:
+            log.debug("caller gone", extra={"route": scope["path"]})
+        except Exception as exc:
+            if started:
+                raise  # Half an answer is out: the server logs this and cuts the connection.
+            await send_error(watched, _as_error(exc))
+        finally:
+            route = scope["path"] if scope["path"] in self._routes else "other"
+            self._requests.labels(route, code).inc()
+
+
+def _as_error(exc: Exception) -> SandboxError:
+    if isinstance(exc, SandboxError):
+        return exc
+    incident = uuid4().hex
+    log.error("request failed", exc_info=exc, extra={"incident": incident})
+    return InternalError(f"the service failed; its log tells more under {incident}")
+
+
+async def send_error(send: Send, error: SandboxError) -> None:
+    """Answer with an error, in the shape that the client reads."""
+    headers = []
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after_s)))
+    await send_json(send, error.http_status, json.dumps(error.to_wire()).encode(), headers)
+
+
+async def _no_such_route(_: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, HTTPException)
+    name = "".join(exc.detail.title().split())
+    error = {"name": name, "message": exc.detail}
+    return JSONResponse({"error": error}, status_code=exc.status_code, headers=exc.headers)

@@ -1,0 +1,105 @@
+"""The routes for people, probes and scrapers. They are rare, so FastAPI serves them as it likes."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, Field
+
+from gateway.gateway import Gateway
+from gateway.reader import CallReader
+from sandbox.calls import Limits
+from sandbox.errors import Unavailable
+from sandbox.queue import Backlog, WorkerInfo
+from sandbox.settings import CeilingSettings
+
+
+class Health(BaseModel):
+    """That something is so, or why not."""
+
+    ok: bool
+    reason: str | None = None
+
+
+class ServiceLimits(BaseModel):
+    """What a call and a request may ask for."""
+
+    ceilings: CeilingSettings = Field(description="More is refused with 422.")
+    defaults: Limits = Field(description="Of a call that names none.")
+    max_batch: int = Field(description="Calls in one batch request.")
+    max_body_bytes: int = Field(description="Of one request.")
+    max_in_flight: int = Field(description="Calls that one gateway holds.")
+
+
+class Status(BaseModel):
+    """The service as this gateway sees it."""
+
+    version: str
+    namespace: str
+    ready: bool = Field(description="Whether a call would be served now.")
+    reason: str | None = Field(description="Why not.")
+    workers: list[WorkerInfo] = Field(description="Those that were alive a second ago.")
+    backlog: Backlog | None = Field(description="Calls of all gateways; null when Redis is away.")
+    in_flight: int = Field(description="Calls of this gateway process.")
+    limits: ServiceLimits
+
+
+def make_pages(gateway: Gateway, reader: CallReader, version: str) -> APIRouter:
+    """All routes but the two hot ones."""
+    router = APIRouter()
+    bounds = gateway.settings.gateway
+    limits = ServiceLimits(
+        ceilings=reader.ceilings,
+        defaults=reader.defaults,
+        max_batch=reader.max_batch,
+        max_body_bytes=bounds.max_body_bytes,
+        max_in_flight=bounds.max_in_flight,
+    )
+
+    @router.get("/v1/status")
+    async def status() -> Status:
+        """Version, workers, backlog and limits of the service."""
+        obstacle = gateway.readiness.obstacle()
+        return Status(
+            version=version,
+            namespace=gateway.settings.redis.namespace,
+            ready=obstacle is None,
+            reason=obstacle and obstacle.sentence,
+            workers=gateway.readiness.workers,
+            backlog=await _backlog(gateway),
+            in_flight=gateway.admission.held,
+            limits=limits,
+        )
+
+    @router.get("/healthz")
+    async def healthz() -> Health:
+        """Whether this process lives. It asks nobody else, so Redis's troubles restart no gateway."""
+        return Health(ok=True)
+
+    @router.get(
+        "/readyz", responses={503: {"model": Health, "description": "It would not; the reason says why."}}
+    )
+    async def readyz(response: Response) -> Health:
+        """Whether a call would be served now."""
+        obstacle = gateway.readiness.obstacle()
+        if obstacle is None:
+            return Health(ok=True)
+        response.status_code = 503
+        return Health(ok=False, reason=obstacle.sentence)
+
+    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        """Numbers for Prometheus."""
+        return Response(gateway.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+async def _backlog(gateway: Gateway) -> Backlog | None:
+    obstacle = gateway.readiness.obstacle()
+    if obstacle is not None and obstacle.word == "no_redis":
+        return None
+    try:
+        return await gateway.queue.backlog()
+    except Unavailable:
+        return None

@@ -1,0 +1,151 @@
+"""How a gateway starts, meets trouble, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gateway import readiness as readiness_module
+from gateway.admission import LONGEST_RETRY_S, Admission
+from gateway.gateway import Gateway
+from gateway.metrics import Metrics
+from gateway.readiness import Readiness
+from sandbox.errors import ConfigError, Overloaded, Unavailable
+from sandbox.queue import QueuedCall, WorkerInfo
+from sandbox.settings import Settings
+
+from .conftest import serving, until, working
+from .fake_queue import FakeQueue
+
+
+async def test_a_gateway_starts_without_redis() -> None:
+    """It answers 503 and is alive while there is no Redis, and serves as soon as there is one."""
+    queue = FakeQueue()
+    queue.away = True
+    async with serving(Settings(), queue) as (gateway, http):
+        assert (await http.get("/healthz")).status_code == 200
+        assert (await http.get("/readyz")).status_code == 503
+        refused = await http.post("/v1/run", json={"code": "echo"})
+        assert refused.status_code == 503
+        assert "Redis is away" in refused.json()["error"]["message"]
+        status = (await http.get("/v1/status")).json()
+        assert (status["ready"], status["backlog"], status["workers"]) == (False, None, [])
+        queue.away = False
+        async with working(queue):
+            await until(lambda: gateway.readiness.obstacle() is None)
+            assert (await http.post("/v1/run", json={"code": "echo"})).status_code == 200
+
+
+async def test_redis_goes_and_comes_back() -> None:
+    """While Redis is away calls are answered 503, in a batch in their place; afterwards all is as before."""
+    queue = FakeQueue()
+    async with working(queue) as worker, serving(Settings(), queue) as (gateway, http):
+        await until(lambda: gateway.readiness.obstacle() is None)
+        queue.put = _away  # type: ignore[method-assign]
+        refused = await http.post("/v1/run", json={"code": "echo"})
+        assert (refused.status_code, refused.json()["error"]["name"]) == (503, "Unavailable")
+        batch = await http.post("/v1/batch", json={"calls": [{"code": "echo"}]})
+        assert batch.json()["results"][0]["error"]["name"] == "Unavailable"
+        del queue.put  # type: ignore[attr-defined]
+        queue.ping = _away  # type: ignore[method-assign]
+        await until(lambda: gateway.readiness.obstacle() is not None)
+        assert (await http.get("/readyz")).status_code == 503
+        del queue.ping  # type: ignore[attr-defined]
+        await until(lambda: gateway.readiness.obstacle() is None)
+        assert (await http.post("/v1/run", json={"code": "echo"})).status_code == 200
+        assert len(worker.seen) == 1
+
+
+async def _away(*_: Any) -> None:
+    raise Unavailable("Redis does not serve us")
+
+
+async def test_a_loop_that_fails_answers_everybody() -> None:
+    """A bug in one loop ends all of them, answers the open calls, and says that the process must end."""
+    queue = FakeQueue()
+
+    async def broken(calls: Sequence[QueuedCall]) -> None:
+        raise ZeroDivisionError
+
+    async with working(queue), serving(Settings(), queue) as (gateway, http):
+        await until(lambda: gateway.readiness.obstacle() is None)
+        queue.put = broken  # type: ignore[method-assign]
+        answer = await http.post("/v1/run", json={"code": "echo"})
+        assert (answer.status_code, answer.json()["error"]["name"]) == (503, "Unavailable")
+        await gateway.crashed.wait()
+        assert gateway.crash is not None
+        assert (await http.get("/readyz")).status_code == 503
+
+
+async def test_a_redis_that_will_never_do_ends_the_start() -> None:
+    """A ConfigError of the queue is no reason to wait: it ends the gateway."""
+    queue = FakeQueue()
+
+    async def too_old() -> None:
+        raise ConfigError("Redis 6.2 is too old")
+
+    queue.open = too_old  # type: ignore[method-assign]
+    gateway = Gateway(Settings(), queue)
+    async with gateway.running():
+        await gateway.crashed.wait()
+    assert isinstance(gateway.crash, ConfigError)
+
+
+async def test_the_queue_is_closed_last() -> None:
+    """After the lifespan the queue is closed and no task of the gateway is left."""
+    queue = FakeQueue()
+    before = asyncio.all_tasks()
+    async with serving(Settings(), queue):
+        await until(lambda: queue.is_open)
+    assert not queue.is_open
+    assert asyncio.all_tasks() == before
+
+
+async def make_ready() -> Readiness:
+    """Readiness that has asked once and found a worker."""
+    queue = FakeQueue()
+    worker = WorkerInfo(id="w", slots=1, busy=0, level="none", draining=False, started_at=0.0, version="1")
+    await queue.announce(worker, ttl_s=60)
+    readiness = Readiness(queue)
+    obstacle = readiness.obstacle()
+    assert obstacle is not None
+    assert obstacle.word == "no_redis"
+    stop = asyncio.Event()
+    stop.set()
+    await readiness.run(stop)
+    assert readiness.obstacle() is None
+    return readiness
+
+
+async def test_a_silent_redis_counts_as_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When questions hang without an error, readiness ends once the last answer is too old."""
+    readiness = await make_ready()
+    monkeypatch.setattr(readiness_module, "FRESH_S", 0.0)
+    obstacle = readiness.obstacle()
+    assert obstacle is not None
+    assert "silent" in obstacle.sentence
+
+
+async def test_retry_after_follows_the_pace() -> None:
+    """The time to wait is how long calls take of late, at least a second and at most a minute."""
+    admission = Admission(1, await make_ready(), Metrics())
+    assert admission.retry_after_s() == 1.0
+    for seconds, expected in ((5.0, 5.0), (1000.0, LONGEST_RETRY_S), (0.1, 1.0)):
+        for _ in range(400):
+            admission.learn(seconds)
+        assert admission.retry_after_s() == pytest.approx(expected, abs=0.1)
+
+
+async def test_a_permit_that_cannot_widen_stays_as_it_was() -> None:
+    """A refused batch gives back exactly what it held."""
+    admission = Admission(3, await make_ready(), Metrics())
+    with admission.enter() as permit:
+        permit.widen(2)
+        with pytest.raises(Overloaded):
+            permit.widen(4)
+        assert admission.held == 2
+    assert admission.held == 0
+    await admission.emptied()

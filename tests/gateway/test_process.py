@@ -1,0 +1,304 @@
+"""`python -m gateway` as a process of its own, on a real Redis, with an echo worker in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis import Case
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+
+from gateway.app import create_app
+from sandbox.queue import CallQueue
+from sandbox.redis_server import RedisServer
+from sandbox.settings import GatewaySettings, RedisSettings, Settings
+
+from .conftest import start_redis, working
+from .fake_queue import FakeQueue
+
+HERE = Path(__file__).parent
+BOUNDS = GatewaySettings(max_body_bytes=65_536, max_in_flight=8, max_batch=8)
+API = schemathesis.openapi.from_dict(create_app(Settings(gateway=BOUNDS), FakeQueue()).openapi())
+
+
+class Process:
+    """A running gateway: where it listens and what it logs."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.events: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._changed:
+                self.events.append(json.loads(line) if line.startswith("{") else {"event": line.rstrip()})
+                self._changed.notify_all()
+        with self._changed:
+            self.events.append({"event": "end of log"})
+            self._changed.notify_all()
+
+    def wait_for(self, event: str) -> dict[str, Any]:
+        """The first log line of this event."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: event in self.said or "end of log" in self.said, 30), event
+        return next(line for line in self.events if line["event"] == event)
+
+    @property
+    def said(self) -> list[str]:
+        return [line["event"] for line in self.events]
+
+    @property
+    def url(self) -> str:
+        return str(self.wait_for("listening")["address"])
+
+    def end(self) -> int:
+        """Wait for its end; the exit code."""
+        code = self.process.wait(30)
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+@contextmanager
+def gateway(url: str, namespace: str, *argv: str, fds: tuple[int, ...] = (), **env: str) -> Iterator[Process]:
+    """A gateway process; killed at the end if it is still there."""
+    names = {"REDIS_URL": url, "SANDBOX_REDIS__NAMESPACE": namespace, "SANDBOX_GATEWAY__PORT": "0", **env}
+    settings = [f"{name}={value}" for name, value in names.items()]
+    process = subprocess.Popen(
+        ["env", *settings, sys.executable, "-m", "gateway", *argv],
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=fds,
+    )
+    running = Process(process)
+    try:
+        yield running
+    finally:
+        process.kill()
+        running.end()
+
+
+@contextmanager
+def echo_worker(url: str, namespace: str) -> Iterator[subprocess.Popen[bytes]]:
+    """An echo worker as a process."""
+    process = subprocess.Popen([sys.executable, HERE / "echo_worker.py", url, namespace])
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def wait_ready(url: str, status: int = 200) -> None:
+    """Ask until `/readyz` answers with this status."""
+    until = time.monotonic() + 20
+    while httpx.get(f"{url}/readyz").status_code != status:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def service(redis_url: str) -> Iterator[str]:
+    """The URL of a gateway that serves, with small bounds."""
+    namespace = uuid4().hex
+    env = {f"SANDBOX_GATEWAY__{name.upper()}": str(value) for name, value in BOUNDS if name != "port"}
+    with gateway(redis_url, namespace, **env) as running, echo_worker(redis_url, namespace):
+        wait_ready(running.url)
+        yield running.url
+
+
+@asynccontextmanager
+async def stack(redis_url: str, **env: str) -> AsyncIterator[tuple[Process, httpx.AsyncClient, Any]]:
+    """A gateway process, a client of it, and an echo worker in this process that the test can look into."""
+    namespace = uuid4().hex
+    async with AsyncExitStack() as exits:
+        worker = await exits.enter_async_context(
+            working(CallQueue(RedisSettings(url=redis_url, namespace=namespace)))
+        )
+        running = exits.enter_context(gateway(redis_url, namespace, **env))
+        url = await asyncio.to_thread(lambda: running.url)
+        await asyncio.to_thread(wait_ready, url)
+        http = await exits.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
+        yield running, http, worker
+
+
+def test_run_and_batch(service: str) -> None:
+    """Calls go through HTTP, Redis and a worker process, and come back in order."""
+    assert httpx.post(f"{service}/v1/run", json={"code": "echo 1"}).json()["stdout"] == "1"
+    calls = {"calls": [{"code": f"echo {number}"} for number in range(8)]}
+    results = httpx.post(f"{service}/v1/batch", json=calls).json()["results"]
+    assert [result["stdout"] for result in results] == [str(number) for number in range(8)]
+
+
+def test_refusals(service: str) -> None:
+    """413 for too much, declared or not, 422 for a wrong call; a refused body breaks no connection."""
+    with httpx.Client(base_url=service) as http:
+        assert http.post("/v1/run", content=b"x" * 65537).status_code == 413
+        assert http.post("/v1/run", content=iter([b"x" * 40_000] * 2)).status_code == 413
+        assert http.post("/v1/batch", json={"calls": [{"code": ""}] * 9}).status_code == 413
+        assert http.post("/v1/run", json={"cod": ""}).status_code == 422
+        assert http.post("/v1/run", json={"code": "echo"}).status_code == 200
+
+
+async def test_lines_arrive_while_others_run(redis_url: str) -> None:
+    """A line of an NDJSON answer is on the wire before the last call of its batch is done."""
+    async with stack(redis_url) as (_, http, worker):
+        calls = {"calls": [{"code": "hold"}, {"code": "echo 1"}, {"cod": ""}]}
+        headers = {"accept": "application/x-ndjson"}
+        async with http.stream("POST", "/v1/batch", json=calls, headers=headers) as response:
+            lines = response.aiter_lines()
+            early = [json.loads(await anext(lines)) for _ in range(2)]
+            assert sorted(line["index"] for line in early) == [1, 2]
+            worker.released.set()
+            assert json.loads(await anext(lines))["index"] == 0
+
+
+async def test_sigterm_drains(redis_url: str) -> None:
+    """On SIGTERM new calls get 503, open ones their results, and then the process ends with 0."""
+    async with stack(redis_url) as (running, http, worker):
+        held = asyncio.create_task(http.post("/v1/run", json={"code": "hold"}))
+        await worker.has_seen(1)
+        running.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(running.wait_for, "draining")
+        refused = await http.post("/v1/run", json={"code": "echo"})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["message"] == "this gateway is shutting down"
+        assert (await http.get("/readyz")).status_code == 503
+        assert (await http.get("/healthz")).status_code == 200
+        worker.released.set()
+        assert (await held).status_code == 200
+        assert await asyncio.to_thread(running.end) == 0
+        assert running.said[-4:] == ["draining", "queue closed", "stopped", "end of log"]
+
+
+async def test_a_second_signal_ends_at_once(redis_url: str) -> None:
+    """Who asks twice does not want to wait for open calls."""
+    async with stack(redis_url) as (running, http, worker):
+        held = asyncio.create_task(http.post("/v1/run", json={"code": "hold"}))
+        await worker.has_seen(1)
+        running.process.send_signal(signal.SIGINT)
+        await asyncio.to_thread(running.wait_for, "draining")
+        running.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(running.end) == -signal.SIGTERM
+        with pytest.raises(httpx.TransportError):
+            await held
+
+
+async def test_a_caller_that_hangs_up_leaves_no_trace(redis_url: str) -> None:
+    """A connection cut while its call runs, or in the middle of a body, is no error and leaks no permit."""
+    async with stack(redis_url) as (running, http, worker):
+        host, port = running.url.removeprefix("http://").split(":")
+        for body in (b'{"code":"hold"}', b'{"code"'):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"POST /v1/run HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n" + body)
+            await writer.drain()
+            await worker.has_seen(1)
+            writer.close()
+            await writer.wait_closed()
+        worker.released.set()
+        while (await http.get("/v1/status")).json()["in_flight"]:
+            pass
+        assert (await http.post("/v1/run", json={"code": "echo"})).status_code == 200
+        assert not [event for event in running.events if event.get("level") in {"error", "critical"}]
+
+
+async def test_full(redis_url: str) -> None:
+    """429 with Retry-After while the gateway holds all it may."""
+    async with stack(redis_url, SANDBOX_GATEWAY__MAX_IN_FLIGHT="1") as (_, http, worker):
+        held = asyncio.create_task(http.post("/v1/run", json={"code": "hold"}))
+        await worker.has_seen(1)
+        full = await http.post("/v1/run", json={"code": "echo"})
+        assert (full.status_code, full.headers["retry-after"]) == (429, "1")
+        worker.released.set()
+        assert (await held).status_code == 200
+
+
+def test_no_worker(redis_url: str) -> None:
+    """503 with the reason while there is no worker."""
+    with gateway(redis_url, uuid4().hex) as running:
+        running.wait_for("Redis answers")
+        refused = httpx.post(f"{running.url}/v1/run", json={"code": ""})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json()["error"]["message"] == "no worker is alive"
+
+
+def test_redis_comes_late_and_goes(tmp_path: Path) -> None:
+    """A gateway starts without Redis, serves when it comes, answers 503 while it is gone, and recovers."""
+    server = RedisServer.find()
+    tmp_path.chmod(0o700)
+    url, namespace = server.url(tmp_path), uuid4().hex
+    with gateway(url, namespace) as running:
+        wait_ready(running.url, 503)
+        assert httpx.get(f"{running.url}/healthz").status_code == 200
+        assert httpx.post(f"{running.url}/v1/run", json={"code": "echo"}).status_code == 503
+        for _ in range(2):
+            redis = start_redis(server, tmp_path)
+            with echo_worker(url, namespace):
+                wait_ready(running.url)
+                assert httpx.post(f"{running.url}/v1/run", json={"code": "echo"}).status_code == 200
+            redis.terminate()
+            redis.wait(10)
+            wait_ready(running.url, 503)
+            refused = httpx.post(f"{running.url}/v1/run", json={"code": "echo"})
+            assert refused.json()["error"]["message"].startswith("Redis is away")
+        assert running.said.count("Redis is away") == 2
+        running.process.send_signal(signal.SIGTERM)
+        assert running.end() == 0
+
+
+def test_an_inherited_socket(redis_url: str) -> None:
+    """With `--fd` the gateway serves on the socket that its parent has bound."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        fd, port = listener.fileno(), listener.getsockname()[1]
+        with gateway(redis_url, uuid4().hex, "--fd", str(fd), fds=(fd,)) as running:
+            assert running.url == f"http://127.0.0.1:{port}"
+            assert httpx.get(f"{running.url}/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "words"),
+    [
+        (("--fd", "99"), {}, "--fd 99 is no socket"),
+        ((), {"SANDBOX_GATEWAY__HOST": "192.0.2.1"}, "cannot listen on 192.0.2.1:0"),
+        ((), {"SANDBOX_GATEWAY__PROT": "1"}, "SANDBOX_GATEWAY__PORT"),
+        ((), {"REDIS_URL": "http://nowhere"}, "REDIS_URL"),
+    ],
+)
+def test_a_refused_start_is_one_sentence(argv: tuple[str, ...], env: dict[str, str], words: str) -> None:
+    """What makes a start impossible is told in one line, without a traceback, and the exit code is 2."""
+    with gateway("unix:///nowhere", "x", *argv, **env) as running:
+        assert running.end() == 2
+    assert words in running.said[0]
+    assert len(running.said) == 2
+
+
+@API.parametrize()
+@settings(
+    max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+def test_the_api_keeps_its_word(case: Case, service: str) -> None:
+    """Whatever fits the description, and much that does not, gets a documented answer and never a 5xx of a bug."""
+    response = case.call(base_url=service)
+    assert response.status_code < 500, response.text
+    # What is accepted is for test_openapi.py, which knows that a bad item is answered within a 200.
+    case.validate_response(response, excluded_checks=[negative_data_rejection, positive_data_acceptance])
