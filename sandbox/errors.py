@@ -5,11 +5,11 @@
     ├── CallTooLarge      413  the request is over the bound on bodies
     ├── Overloaded        429  full; retry after `retry_after_s`
     ├── Unavailable       503  no Redis, no worker, draining, unreachable; retry
-    │   └── AnswerLost     –   inside a client: the connection broke after the call was sent; it may have run
+    │   └── AnswerLost     -   inside a client: the connection broke after the call was sent; it may have run
     ├── QueueTimeout      504  the deadline passed before the program started; safe to send again
     ├── InternalError     500  we failed while running the call; never a verdict on the program
-    ├── JailError          –   inside a worker: a jail would not start or broke; the call becomes a fault
-    └── ConfigError        –   the start is refused
+    ├── JailError          -   inside a worker: a jail would not start or broke; the call becomes a fault
+    └── ConfigError        -   the start is refused
 
 A program that fails is not here: that is data, a `ToolResult` with a `CallStatus`. The gateway turns an
 exception into `{"error": {"name", "message", "retry_after_s"?}}` with the status above, and the client turns

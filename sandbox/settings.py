@@ -161,5 +161,5 @@ def _check_name(section: str, name: str, where: str) -> None:
         raise ConfigError(f"{where} is no setting of ours. The nearest is {near} ({variable}).")
 
 
-def _names(section: Any) -> list[str]:  # noqa: ANN401 - the annotation of a model's field
+def _names(section: Any) -> list[str]:
     return list(section.model_fields)
