@@ -20,7 +20,7 @@ from sandbox.settings import CeilingSettings, GatewaySettings
 BODY_WITHIN_S = 30.0
 
 
-class CallerGone(Exception):  # noqa: N818 - no error, there is nobody to have it
+class CallerGone(Exception):  # no error: there is nobody to have it
     """The connection broke before the request was whole; there is nobody to answer."""
 
 
