@@ -84,7 +84,9 @@ class Usage(_Frozen):
     wall_s: float = Field(default=0.0, ge=0, description="Seconds from fork to end.")
     cpu_s: float = Field(default=0.0, ge=0, description="User and system seconds of all its processes.")
     memory_peak_bytes: int = Field(
-        default=0, ge=0, description="Highest memory at one time; 0 if it never ran, or where the host does not tell."
+        default=0,
+        ge=0,
+        description="Highest memory at one time; 0 if it never ran, or where the host does not tell.",
     )
     queue_s: float = Field(default=0.0, ge=0, description="Seconds between acceptance and start.")
 

@@ -31,7 +31,9 @@ class _Section(BaseModel):
 class RedisSettings(_Section):
     """Where the queue lives."""
 
-    url: str = Field(default="", description="redis://, rediss:// or unix://. Empty: `sandbox up` starts its own.")
+    url: str = Field(
+        default="", description="redis://, rediss:// or unix://. Empty: `sandbox up` starts its own."
+    )
     namespace: str = Field(
         default="sandbox",
         pattern=r"^[A-Za-z0-9._-]{1,64}$",
@@ -47,7 +49,9 @@ class GatewaySettings(_Section):
     max_in_flight: int = Field(
         default=10_000, ge=1, description="Calls that one gateway process holds; one more is answered 429."
     )
-    max_body_bytes: int = Field(default=16 * MIB, ge=1024, description="Largest request; a larger one gets 413.")
+    max_body_bytes: int = Field(
+        default=16 * MIB, ge=1024, description="Largest request; a larger one gets 413."
+    )
     max_batch: int = Field(default=1024, ge=1, description="Most calls in one batch request.")
 
 
@@ -71,13 +75,18 @@ class WorkerSettings(_Section):
     """Queue in, queue out."""
 
     slots: int = Field(
-        default=0, ge=0, le=4096, description="Calls that one worker runs at a time. 0: two for each usable core."
+        default=0,
+        ge=0,
+        le=4096,
+        description="Calls that one worker runs at a time. 0: two for each usable core.",
     )
     lease_s: float = Field(
         default=10.0, gt=0.5, description="A worker silent for this long loses its calls to another worker."
     )
     grace_s: float = Field(default=30.0, ge=0, description="How long running calls may finish after SIGTERM.")
-    metrics_port: int = Field(default=-1, ge=-1, le=65535, description="Port of /metrics. -1: none, 0: a free one.")
+    metrics_port: int = Field(
+        default=-1, ge=-1, le=65535, description="Port of /metrics. -1: none, 0: a free one."
+    )
 
 
 class JailSettings(_Section):
@@ -93,7 +102,9 @@ class JailSettings(_Section):
     scratch_bytes: int = Field(default=64 * MIB, ge=MIB, description="Size of a call's /tmp.")
     scratch_inodes: int = Field(default=2048, ge=16, description="Files and folders in a call's /tmp.")
     first_uid: int = Field(
-        default=200_000, ge=1000, description="Host uids from here on belong to slots, when the worker runs as root."
+        default=200_000,
+        ge=1000,
+        description="Host uids from here on belong to slots, when the worker runs as root.",
     )
 
 
@@ -146,7 +157,9 @@ def _from_file(path: str | None) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"cannot read the settings file {path}: {exc}") from exc
     for section, names in content.items():
         if not isinstance(names, dict):
-            raise ConfigError(f"{path}: {section} stands outside of a section; write it below a [section] line")
+            raise ConfigError(
+                f"{path}: {section} stands outside of a section; write it below a [section] line"
+            )
         for name in names:
             _check_name(section, name, f"{section}.{name} in {path}")
     return content
