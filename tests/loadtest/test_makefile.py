@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[2]
-PYTHON = "exec " + sys.executable  # a fake command that is the real interpreter
+PYTHON = "exec " + shlex.quote(sys.executable)  # a fake command that is the real interpreter
 
 
 @pytest.fixture
