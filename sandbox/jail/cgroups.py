@@ -5,14 +5,19 @@ process and a watch over /proc stands in for the bound on all of them (`watched.
 each slot and kept: making and removing them for every call costs ten times what entering them does.
 
 A worker's groups stand in a folder of its own below the group that the worker was started in, so whatever bounds the
-host put on the worker hold for its programs too. A killed worker leaves that folder; the next one
-on the host sweeps it.
+host put on the worker hold for its programs too. The worker holds a lock on that folder. A killed worker leaves the
+folder without its lock, and the next one on the host sweeps it; a pid would not tell, for it says nothing in another
+container, and is given out again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -86,12 +91,14 @@ class GroupV1:
         for folder in self._folders:
             folder.mkdir()
         memory, pids, cpuacct = folders["memory"], folders["pids"], folders["cpuacct"]
+        _put(memory / "memory.swappiness", "0")  # the bound is on memory alone, and swap would extend it
         self.enter_fds = tuple(_open(folder / "cgroup.procs") for folder in self._folders)
         self._limit = _open(memory / "memory.limit_in_bytes")
         self._peak = _open(memory / "memory.max_usage_in_bytes")
         self._used = _open(memory / "memory.usage_in_bytes", os.O_RDONLY)
         self._oom = _open(memory / "memory.oom_control", os.O_RDONLY)
         self._pids = _open(pids / "pids.max")
+        self._alive = _open(pids / "pids.current", os.O_RDONLY)
         self._cpu = _open(cpuacct / "cpuacct.usage")
         self._bounds = (0, 0)
         self._ooms = 0
@@ -124,12 +131,13 @@ class GroupV1:
         return GroupUsage(self._cpu_s(), peak, _field(_read(self._oom), b"oom_kill") - self._ooms)
 
     def is_empty(self) -> bool:
-        """True when no process is in any of the three."""
-        return not any(_read(fd) for fd in self.enter_fds)
+        """True when no process is left; the lists of processes would not tell, v1 caches them for a second."""
+        return int(_read(self._alive)) == 0
 
     def close(self) -> None:
         """Close the files and remove the folders."""
-        for fd in (*self.enter_fds, self._limit, self._peak, self._used, self._oom, self._pids, self._cpu):
+        counters = (self._limit, self._peak, self._used, self._oom, self._pids, self._alive, self._cpu)
+        for fd in (*self.enter_fds, *counters):
             os.close(fd)
         for folder in self._folders:
             folder.rmdir()
@@ -225,19 +233,22 @@ class Place:
 
 V1_CONTROLLERS = ("memory", "pids", "cpuacct")
 V2_CONTROLLERS = ("memory", "pids")
+MOVES = 20  # rounds in which a group is emptied
 
 
 def find_place(proc: Path = Path("/proc")) -> Place:
     """Look at the mounts and at our own groups; v1 first, since a mixed host keeps its controllers there."""
-    mounts = _cgroup_mounts((proc / "self/mountinfo").read_text(encoding="utf-8"))
-    own = _own_groups((proc / "self/cgroup").read_text(encoding="utf-8"))
-    v1 = {name: mounts[name] / own[name] for name in V1_CONTROLLERS if name in mounts and name in own}
+    own = _own_folders(
+        (proc / "self/mountinfo").read_text(encoding="utf-8"),
+        (proc / "self/cgroup").read_text(encoding="utf-8"),
+    )
+    v1 = {name: own[name] for name in V1_CONTROLLERS if name in own}
     if len(v1) == len(V1_CONTROLLERS):
         blocked = [str(path) for path in v1.values() if not os.access(path, os.W_OK)]
         return Place("none", {}, f"no right to write {blocked[0]}") if blocked else Place("v1", v1)
-    if "" not in mounts or "" not in own:
-        return Place("none", {}, "no cgroup hierarchy is mounted")
-    unified = mounts[""] / own[""]
+    if "" not in own:
+        return Place("none", {}, "no cgroup hierarchy with our own group is mounted")
+    unified = own[""]
     offered = (unified / "cgroup.controllers").read_text(encoding="ascii").split()
     if lacking := [name for name in V2_CONTROLLERS if name not in offered]:
         return Place("none", {}, f"the controllers {' and '.join(lacking)} are not given to {unified}")
@@ -246,27 +257,28 @@ def find_place(proc: Path = Path("/proc")) -> Place:
     return Place("v2", {"": unified})
 
 
-def _cgroup_mounts(mountinfo: str) -> dict[str, Path]:
-    """Mount point by controller; the unified hierarchy under the empty name."""
-    mounts: dict[str, Path] = {}
+def _own_folders(mountinfo: str, cgroup: str) -> dict[str, Path]:
+    """The folder of our own group by controller; that in the unified hierarchy under the empty name.
+
+    A mount may show only a part of its hierarchy (in a container: the container's), and our group's name is given
+    from the top, so it must be cut to what the mount shows.
+    """
+    names: dict[str, str] = {}
+    for line in cgroup.splitlines():
+        _number, controllers, name = line.split(":", 2)
+        names.update(dict.fromkeys(controllers.split(","), name))
+    folders: dict[str, Path] = {}
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         kind, _source, options = after.split(" ", 2)
-        point = Path(before.split(" ")[4].replace("\\040", " "))
-        if kind == "cgroup2":
-            mounts[""] = point
-        elif kind == "cgroup":
-            mounts.update(dict.fromkeys(options.split(","), point))
-    return mounts
-
-
-def _own_groups(cgroup: str) -> dict[str, str]:
-    """Our own group by controller, relative to the mount point."""
-    own: dict[str, str] = {}
-    for line in cgroup.splitlines():
-        _number, controllers, path = line.split(":", 2)
-        own.update(dict.fromkeys(controllers.split(","), path.lstrip("/")))
-    return own
+        if kind not in {"cgroup", "cgroup2"}:
+            continue
+        top, point = (part.replace("\\040", " ") for part in before.split(" ")[3:5])
+        for controller in names.keys() & (options.split(",") if kind == "cgroup" else [""]):
+            name = names[controller]
+            if f"{name}/".startswith(f"{top.rstrip('/')}/"):
+                folders.setdefault(controller, Path(point, name.removeprefix(top).lstrip("/")))
+    return folders
 
 
 class Groups:
@@ -275,14 +287,17 @@ class Groups:
     def __init__(self, place: Place) -> None:
         """Make the folder. Raises OSError where the host refuses after all."""
         self.kind = place.kind
-        self._folders = {name: path / f"{FOLDER}-{os.getpid()}" for name, path in place.parents.items()}
+        name_here = f"{FOLDER}-w{os.getpid()}-{secrets.token_hex(4)}"  # one process may have several
+        self._folders = {name: path / name_here for name, path in place.parents.items()}
+        self._locks: list[int] = []
         self._groups: list[Group] = []
-        for parent in place.parents.values():
-            _sweep(parent)
-        if self.kind == "v2":
-            _delegate(place.parents[""])
-        for folder in self._folders.values():
-            folder.mkdir(exist_ok=True)
+        for parent, folder in zip(place.parents.values(), self._folders.values(), strict=True):
+            with _locked(parent, wait=True):  # so that nobody sweeps a folder that is not locked yet
+                _sweep(parent)
+                if self.kind == "v2":
+                    _delegate(parent)
+                folder.mkdir()
+                self._locks.append(_lock(folder))
         if self.kind == "v2":
             _put(self._folders[""] / "cgroup.subtree_control", _enable(self._folders[""]))
 
@@ -299,6 +314,8 @@ class Groups:
             group.close()
         for folder in self._folders.values():
             folder.rmdir()
+        for lock in self._locks:
+            os.close(lock)
 
 
 def _enable(group: Path) -> str:
@@ -307,18 +324,51 @@ def _enable(group: Path) -> str:
 
 
 def _delegate(parent: Path) -> None:
-    """v2 gives controllers to children only where the parent itself holds no process: step down into a leaf."""
+    """v2 gives controllers to children only where the parent itself holds no process: all step down into a leaf.
+
+    Those are we and who was started with us: the supervisor, gateways, other workers, a shell. For none of them does
+    anything change: whatever bounds the parent has hold for the leaf as well.
+    """
     leaf = parent / f"{FOLDER}-main"
     leaf.mkdir(exist_ok=True)
-    _put(leaf / "cgroup.procs", str(os.getpid()))
-    _put(parent / "cgroup.subtree_control", _enable(parent))
+    for _ in range(MOVES):  # a process that was just forked is found in the next round
+        for pid in (parent / "cgroup.procs").read_text(encoding="ascii").split():
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                _put(leaf / "cgroup.procs", pid)
+        try:
+            _put(parent / "cgroup.subtree_control", _enable(parent))
+        except OSError as exc:
+            if exc.errno != errno.EBUSY:
+                raise
+        else:
+            return
+    raise OSError(errno.EBUSY, "there are always new processes", str(parent))
+
+
+def _lock(folder: Path, *, wait: bool = False) -> int:
+    """A descriptor that holds the lock on a folder. Raises BlockingIOError when another holds it."""
+    fd = _open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    fd = _lock(folder, wait=wait)
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the folders of workers that were killed. Only empty groups can be removed, so a living one is safe."""
-    for folder in parent.glob(f"{FOLDER}-[0-9]*"):
-        if Path(f"/proc/{folder.name.removeprefix(FOLDER + '-')}").exists():
-            continue
-        for group in [*folder.glob("slot-*"), folder]:
-            with contextlib.suppress(OSError):  # its programs are just dying: the next sweep gets it
+    """Remove the folders of workers that were killed, once their programs are gone."""
+    for folder in parent.glob(f"{FOLDER}-w*"):
+        # Busy: its worker lives, or its programs are just dying and the next sweep gets it.
+        with contextlib.suppress(OSError), _locked(folder):
+            for group in [*folder.glob("slot-*"), folder]:
                 group.rmdir()

@@ -116,7 +116,11 @@ class Slots:
     """All slots of a worker; `close` removes what they made on the host."""
 
     def __init__(self, host: Host) -> None:
-        self._groups = Groups(host.place) if host.place.kind != "none" else None
+        """Make the slots' groups. Raises ConfigError where the host refuses after all."""
+        try:
+            self._groups = Groups(host.place) if host.place.kind != "none" else None
+        except OSError as exc:
+            raise ConfigError(f"the host refuses groups for the slots: {exc}") from exc
         self.free: list[Slot] = []
         for number in range(1, host.slots + 1):
             group: Group = self._groups.add(number) if self._groups else Watched()
