@@ -63,7 +63,7 @@ def parse(text: str, machine: str) -> Policy:
             continue
         if match := re.fullmatch(r"newest\s+(\d+)", content):
             newest = int(match[1])
-        elif match := _RULE.fullmatch(content):
+        elif (match := _RULE.fullmatch(content)) and match["answer"] in errno.errorcode.values():
             if match[machine] != "-":
                 rules.append(_rule(match, machine))
         else:
