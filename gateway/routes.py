@@ -12,6 +12,9 @@ there. The answer is one of two:
 - `{"results": [...]}` in the order of the calls;
 - with `Accept: application/x-ndjson` one line an item as each is done, with the item's position in front:
   `{"index": 3, "id": ..., ...}` or `{"index": 3, "error": {...}}`.
+
+Calls that are in flight under one id, in one batch or in several requests, must be the same call. They share
+one run and its result; a different call under that id is an InvalidCall.
 """
 
 from __future__ import annotations

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from asyncio import Queue
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
+from gateway.app import Answers
+from gateway.metrics import Metrics
 from sandbox.calls import CallStatus, ToolResult
 
 from .conftest import Serve, Service, until
@@ -378,6 +382,23 @@ async def test_other_routes_are_errors_of_the_same_shape(
     response = await service.http.request(method, path)
     assert response.status_code == code
     assert set(error(response)) == {"name", "message"}
+
+
+async def test_half_an_answer_is_cut() -> None:
+    """A bug after the answer has begun adds no second answer to it: the server cuts the connection."""
+
+    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ZeroDivisionError
+
+    sent = []
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+
+    with pytest.raises(ZeroDivisionError):
+        await Answers(broken, Metrics())({"type": "http", "path": "/"}, Queue().get, send)
+    assert sent == ["http.response.start"]
 
 
 async def test_a_bug_is_500_and_tells_the_caller_nothing(

@@ -12,7 +12,7 @@ from jsonschema_rs import Draft202012Validator
 
 from gateway.app import create_app
 from gateway.reader import CallReader
-from sandbox.calls import ToolCall, ToolResult
+from sandbox.calls import Limits, ToolCall, ToolResult
 from sandbox.errors import InvalidCall
 from sandbox.settings import CeilingSettings, Settings
 
@@ -31,33 +31,37 @@ def validator(model: str) -> Draft202012Validator:
 
 
 CALL_IS_DOCUMENTED = validator("ToolCall")
-NUMBERS = st.integers(-5, 5) | st.floats(-100, 100) | st.sampled_from([16 << 20, 2 << 30, 1 << 41, 0.0])
+NUMBERS = (
+    st.integers(-5, 20) | st.floats(-100, 100) | st.sampled_from([16 << 20, 2 << 30, 1 << 41, 0.0, 3600.5])
+)
 VALUES = st.none() | NUMBERS | st.text(max_size=5) | st.lists(st.none(), max_size=1)
 NAMES = st.text("ab/_", min_size=1, max_size=3).filter(
     lambda name: "//" not in name and name.strip("/") == name
 )
-CALLS = st.fixed_dictionaries(
-    {},
-    optional={
-        "id": st.from_regex(r"\A[a-z. ]{0,3}\Z") | VALUES,
-        "code": st.text() | VALUES,
-        "stdin": st.text(),
-        "files": st.dictionaries(NAMES, st.text() | st.just({"base64": "YQ=="}) | VALUES, max_size=2),
-        "limits": st.dictionaries(
-            st.sampled_from(["wall_s", "cpu_s", "memory_bytes", "output_bytes", "processes", "more"]), VALUES
-        ),
-        "deadline_s": VALUES,
-        "priority": st.sampled_from(["tool", "judge", "other"]),
-        "echo_last_value": st.booleans() | st.text(max_size=1),
-        "more": st.none(),
-    },
+LIMITS = st.sampled_from([*Limits.model_fields, "more"])
+#: One field at a time, so that a call is refused for that field or for none.
+FIELDS = st.one_of(
+    st.tuples(st.just("id"), st.from_regex(r"\A[a-z. ]{0,3}\Z") | VALUES),
+    st.tuples(st.just("code"), st.text() | VALUES),
+    st.tuples(st.just("stdin"), st.text() | VALUES),
+    st.tuples(
+        st.just("files"),
+        st.dictionaries(NAMES, st.text() | st.just({"base64": "YQ=="}) | VALUES, max_size=2) | VALUES,
+    ),
+    st.tuples(st.just("limits"), st.dictionaries(LIMITS, NUMBERS | VALUES, max_size=1) | VALUES),
+    st.tuples(st.just("deadline_s"), NUMBERS | VALUES),
+    st.tuples(st.just("priority"), st.sampled_from(["tool", "judge", "other"]) | VALUES),
+    st.tuples(st.just("echo_last_value"), st.booleans() | st.lists(st.none())),
+    st.tuples(st.just("more"), VALUES),
 )
+CALLS = FIELDS.map(lambda field: {"code": "", field[0]: field[1]}) | st.just({})
 
 
 def is_number_in_text(call: dict[str, Any]) -> bool:
-    """Pydantic reads '5' as 5 and 'y' as true, which the schema leaves out on purpose: it tells what to write."""
-    fields = [call.get("deadline_s"), call.get("echo_last_value"), *call.get("limits", {}).values()]
-    return any(isinstance(value, str) for value in fields)
+    """Pydantic reads '5' as 5, which the schema leaves out on purpose: it tells what to write."""
+    limits = call.get("limits")
+    numbers = [call.get("deadline_s"), *(limits.values() if isinstance(limits, dict) else ())]
+    return any(isinstance(value, str) for value in numbers)
 
 
 @settings(max_examples=1000, deadline=None, derandomize=True)

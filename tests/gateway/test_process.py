@@ -60,7 +60,9 @@ class Process:
         """The first log line of this event."""
         with self._changed:
             assert self._changed.wait_for(lambda: event in self.said or "end of log" in self.said, 30), event
-        return next(line for line in self.events if line["event"] == event)
+            found = [line for line in self.events if line["event"] == event]
+        assert found, f"{event!r} was not logged: {self.events}"
+        return found[0]
 
     @property
     def said(self) -> list[str]:

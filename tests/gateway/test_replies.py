@@ -159,6 +159,18 @@ async def test_a_lost_reply_becomes_a_fault() -> None:
     assert value(metrics, "sandbox_gateway_replies_dropped_total") == 1
 
 
+async def test_an_answered_call_is_not_given_up_later() -> None:
+    """The end of a call's patience does nothing when its answer was there before."""
+    router, metrics = make_router(margin_s=0.0)
+    limits = Limits(wall_s=0.01)
+    router.expect(ToolCall(id="a", code="", deadline_s=0.01, limits=limits))
+    later, _ = router.expect(ToolCall(id="b", code="", deadline_s=0.02, limits=limits))
+    router.answer("a", Reply(CallStatus.OK, b""))
+    await later
+    assert value(metrics, "sandbox_gateway_replies_lost_total") == 1
+    assert value(metrics, "sandbox_gateway_replies_dropped_total") == 0
+
+
 async def test_the_reader_outlives_redis() -> None:
     """While Redis is away the reader tries again and again, and replies arrive once it is back."""
     inbox = Inbox()
