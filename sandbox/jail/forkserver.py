@@ -18,7 +18,9 @@ import __future__
 import ast
 import atexit
 import builtins
+import contextlib
 import ctypes
+import fcntl
 import functools
 import gc
 import importlib
@@ -33,10 +35,12 @@ import struct
 import sys
 import threading
 import types
+from importlib.machinery import SourceFileLoader
 
 CONTROL = 3  # in the forkserver
 PAYLOAD = 3  # in the child
 MAIN = "/tmp/main.py"
+STREAMS = (sys.stdout, sys.stderr)  # whatever a program puts in their place
 IN_CHILD = 1
 FUTURE_FLAGS = functools.reduce(
     operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
@@ -91,6 +95,7 @@ def main() -> None:
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)  # what was printed before a kill is there
     warm_up(config["modules"], config["warm_up"])
+    lock_devices()
 
     for limit, value in LIMITS.items():
         resource.setrlimit(limit, (value, value))
@@ -115,6 +120,7 @@ def main() -> None:
         run_program()
     if outcome < 0:
         raise OSError(-outcome, os.strerror(-outcome))
+    os._exit(0)  # the worker has gone, and nobody needs what a tidy end would tidy
 
 
 def warm_up(modules: list[str], source: str) -> None:
@@ -124,38 +130,57 @@ def warm_up(modules: list[str], source: str) -> None:
     exec(compile(source, "<warm-up>", "exec"), {"__name__": "warm_up"})  # preload.py's text
 
 
+def lock_devices() -> None:
+    """Take the meaning from locks on the files that two calls can open for writing.
+
+    With a reader's lock of ours on each, a writer's is always refused and a reader's never, whatever others hold.
+    """
+    for name in ("null", "zero", "full", "random", "urandom"):
+        device = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.fcntl(device, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+
+
 # ---- the child ----
 
 
 def run_program() -> None:
     """Run the call in this process as `python main.py` would, and exit as it would. Never returns."""
-    code, files, echo = read_payload()
-    gc.enable()
-    fresh_randomness()
-    main_module = types.ModuleType("__main__")
-    main_module.__file__ = MAIN
-    main_module.__dict__["__builtins__"] = builtins
-    sys.modules["__main__"] = main_module
     status = 1
     try:
-        try:
-            write_files(code, files)
-            del files
-            execute(code, main_module.__dict__, echo=echo)
-            status = 0
-        except SystemExit as exc:
-            status = exit_status(exc.code)
-        except KeyboardInterrupt:
-            report_exception()
+        gc.enable()
+        fresh_randomness()
+        main_module = sys.modules["__main__"] = fresh_main()
+        status, was_interrupted = conclude(attempt(main_module.__dict__))
+        status = finish(status, main_module.__dict__)
+        if was_interrupted:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
-            status = 130
-        except BaseException:  # noqa: BLE001 - whatever the program raised is its outcome
-            report_exception()
-            status = 1
-        status = finish(status, main_module.__dict__)
     finally:
         os._exit(status)
+
+
+def fresh_main() -> types.ModuleType:
+    """A module with the names that a script finds at its start."""
+    module = types.ModuleType("__main__")
+    if sys.version_info < (3, 14):
+        module.__annotations__ = {}
+    module.__dict__["__builtins__"] = builtins
+    module.__file__ = MAIN
+    module.__loader__ = SourceFileLoader("__main__", MAIN)
+    module.__dict__["__cached__"] = None
+    return module
+
+
+def attempt(namespace: dict[str, object]) -> BaseException | None:
+    """Read the payload and run it; what it raised is its outcome."""
+    try:
+        code, files, echo = read_payload()
+        write_files(code, files)
+        del files
+        execute(code, namespace, echo=echo)
+    except BaseException as exc:  # noqa: BLE001 - whatever the program raised is its outcome
+        return exc
+    return None
 
 
 def read_payload() -> tuple[str, list[tuple[str, bytes]], bool]:
@@ -182,6 +207,8 @@ def fresh_randomness() -> None:
     """What fork copied and no hook renews. `random` has a hook, and `ssl` sees that the pid is another."""
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
+    if sympy_random := sys.modules.get("sympy.core.random"):
+        sympy_random.rng.seed()
     if process := sys.modules.get("multiprocessing.process"):
         process.current_process().authkey = os.urandom(32)
 
@@ -202,7 +229,7 @@ def execute(code: str, namespace: dict[str, object], *, echo: bool) -> None:
         return
     tree: ast.Module = compile(code, MAIN, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
     last = tree.body[-1] if tree.body else None
-    if not isinstance(last, ast.Expr) or code.rstrip().endswith(";"):
+    if not isinstance(last, ast.Expr) or is_silenced(code, last):
         exec(compile(tree, MAIN, "exec", dont_inherit=True), namespace)
         return
     tree.body.pop()
@@ -211,6 +238,17 @@ def execute(code: str, namespace: dict[str, object], *, echo: bool) -> None:
     tail = compile(ast.Interactive([last]), MAIN, "single", body.co_flags & FUTURE_FLAGS, dont_inherit=True)
     exec(body, namespace)
     exec(tail, namespace)
+
+
+def is_silenced(code: str, last: ast.Expr) -> bool:
+    """True when a semicolon follows the last expression: as in a notebook, its value is then not wanted."""
+    assert last.end_lineno is not None
+    assert last.end_col_offset is not None
+    # The parser counts bytes, and lines as these two characters end them. No text can follow, only ) ; and comments.
+    line, *rest = (
+        code.encode().replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")[last.end_lineno - 1 :]
+    )
+    return any(b";" in each.partition(b"#")[0] for each in (line[last.end_col_offset :], *rest))
 
 
 def exit_status(code: object) -> int:
@@ -223,28 +261,82 @@ def exit_status(code: object) -> int:
     return 1
 
 
-def report_exception() -> None:
-    """Print the traceback without our own frames, through the program's hook if it set one."""
-    kind, value, traceback = sys.exc_info()
-    assert kind is not None
-    assert value is not None
+def conclude(failure: BaseException | None) -> tuple[int, bool]:
+    """The exit status, and whether Ctrl-C is what ended the program: an interpreter then dies of that signal."""
+    if failure is None:
+        return 0, False
+    # Kept until `finish`, as the interpreter keeps it: its traceback holds the program's frames.
+    sys.last_value = failure
+    return report(failure), type(failure) is KeyboardInterrupt
+
+
+def report(failure: BaseException) -> int:
+    """Show an exception as the interpreter does, through the program's hook if it set one; the exit status."""
+    if isinstance(failure, SystemExit):
+        return exit_status(failure.code)
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        print("sys.excepthook is missing", file=sys.stderr)
+        show(failure)
+        return 1
+    try:
+        hook(type(failure), failure, without_our_frames(failure))
+    except SystemExit as exc:
+        return exit_status(exc.code)
+    except BaseException as exc:  # noqa: BLE001 - the program's own hook may raise anything
+        failed_hook = exc
+    else:
+        return 1
+    print("Error in sys.excepthook:", file=sys.stderr)
+    show(failed_hook)
+    print("\nOriginal exception was:", file=sys.stderr)
+    show(failure)
+    return 1
+
+
+def show(failure: BaseException) -> None:
+    """Print an exception as the interpreter does where the program has no say."""
+    sys.__excepthook__(type(failure), failure, without_our_frames(failure))
+
+
+def without_our_frames(failure: BaseException) -> types.TracebackType | None:
+    """The traceback from where the program's own frames begin."""
+    traceback = failure.__traceback__
     while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
         traceback = traceback.tb_next
-    sys.excepthook(kind, value.with_traceback(traceback), traceback)
+    failure.__traceback__ = traceback
+    return traceback
 
 
 def finish(status: int, namespace: dict[str, object]) -> int:
     """What the interpreter does at its end, short of tearing down the preloaded modules."""
     threading._shutdown()  # type: ignore[attr-defined] # what Py_Finalize calls
     atexit._run_exitfuncs()
+    flushed = flush_streams()
+    sys.last_value = None
     for name in [name for name in namespace if name != "__builtins__"]:
         namespace[name] = None  # runs the `__del__` of what the program leaves behind
-    for stream in (sys.stdout, sys.stderr):
-        try:
+    sys.stdout, sys.stderr = STREAMS  # what a program put in their place is flushed as it goes
+    for stream in STREAMS:
+        with contextlib.suppress(ValueError, OSError):  # closed or detached by the program, which it may
             stream.flush()
-        except (OSError, ValueError, AttributeError):  # closed or replaced by the program
-            status = status or 120
-    return status
+    return status if flushed else 120
+
+
+def flush_streams() -> bool:
+    """Flush what the program made of its streams. False, as for the interpreter, when one would not."""
+    flushed = True
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name, None)
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        except BaseException as exc:  # noqa: BLE001 - it may be an object of the program's own
+            flushed = False
+            if name == "stdout":
+                print("Exception ignored in:", repr(stream), file=sys.stderr)
+                show(exc)
+    return flushed
 
 
 if __name__ == "__main__":

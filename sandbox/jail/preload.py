@@ -35,7 +35,9 @@ _DATA = (
 _USE_STANDARD = """
 import datetime, decimal, json, random, re, tempfile, traceback, linecache
 json.loads(json.dumps({"a": [1, 2.5, None]})); re.compile(r"(\\d+)[a-z]*").match("12ab")
-decimal.Decimal(1) / 3; datetime.datetime.now().strftime("%A %B"); f"{3.14159:.2f} {10**6:,}"
+with decimal.localcontext():  # which keeps flags of what happened in it
+    decimal.Decimal(1) / 3
+datetime.datetime.now().strftime("%A %B"); f"{3.14159:.2f} {10**6:,}"
 try:
     1 / 0
 except ZeroDivisionError:

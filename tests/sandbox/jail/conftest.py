@@ -1,0 +1,49 @@
+"""Jails that many tests share. Each is started when the first test asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from .box import Box
+
+
+def _box(preload: str) -> Iterator[Box]:
+    box = Box(preload)
+    try:
+        yield box
+    finally:
+        box.close()
+
+
+@pytest.fixture(scope="session")
+def _standard() -> Iterator[Box]:
+    yield from _box("standard")
+
+
+@pytest.fixture
+def box(_standard: Box) -> Iterator[Box]:
+    """The lightest jail. Whatever a test ran in it, it is whole afterwards and serves the next call."""
+    yield _standard
+    if _standard.jail.is_broken:
+        _standard.renew()
+        pytest.fail("the test broke the jail")
+
+
+@pytest.fixture(scope="session")
+def numpy_box() -> Iterator[Box]:
+    """A jail with numpy in it."""
+    yield from _box("numpy")
+
+
+@pytest.fixture(scope="session")
+def sympy_box() -> Iterator[Box]:
+    """A jail with sympy in it."""
+    yield from _box("sympy")
+
+
+@pytest.fixture(scope="session")
+def data_box() -> Iterator[Box]:
+    """The heaviest jail."""
+    yield from _box("data")
