@@ -109,6 +109,8 @@ struct setup {
 };
 
 static struct call calls[MAX_CALLS];
+static int n_calls; /* places of `calls` that were ever used */
+static int net_namespaces[MAX_CALLS]; /* for each of those places */
 static int epoll, own_pid_ns, fault_read, fault_write;
 
 /* ---- the child: every step is checked, and named when it fails ---- */
@@ -210,6 +212,7 @@ static void run_child(const struct setup *setup, const struct request *request, 
 		_exit(CALL_FAILED);
 	}
 	close(fault_write);
+	memset(calls, 0, (size_t)n_calls * sizeof *calls); /* who runs beside us, and how long already */
 	PyOS_AfterFork_Child();
 }
 
@@ -317,7 +320,7 @@ static void forget(struct call *call)
 {
 	unwatch(&call->program_fd);
 	unwatch(&call->init_fd);
-	call->used = 0;
+	memset(call, 0, sizeof *call); /* children inherit this memory, and an ended call is nobody's business */
 }
 
 /* A step of ours failed: take down what stands, and say so. */
@@ -335,6 +338,30 @@ static void abandon(int control, struct call *call, const char *where)
 	forget(call);
 }
 
+/* Takes us, and with us the next call, into the net namespace of its place in `calls`, an empty one that the calls of
+ * that place use one after the other. To share one among calls that run at the same time would show each the sockets of
+ * the others (/proc/self/net/unix); one for every call costs 0.5 ms, and more when the kernel takes them down. */
+static int enter_net_namespace(int index)
+{
+	static int current = -1;
+
+	if (index == current)
+		return 0;
+	if (net_namespaces[index] > 0) {
+		if (setns(net_namespaces[index], CLONE_NEWNET) < 0)
+			return -1;
+	} else {
+		current = -1;
+		if (unshare(CLONE_NEWNET) < 0)
+			return -1;
+		net_namespaces[index] = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+		if (net_namespaces[index] < 0)
+			return -1;
+	}
+	current = index;
+	return 0;
+}
+
 /* Returns IN_CHILD in the program, 0 in the forkserver; a failure is answered on the control socket. */
 static int start_call(const struct setup *setup, const struct request *request, const int *fds, int n_fds)
 {
@@ -348,6 +375,10 @@ static int start_call(const struct setup *setup, const struct request *request, 
 	struct call *call = &calls[index];
 	*call = (struct call){.used = 1, .number = request->call, .program_fd = -1, .init_fd = -1, .started_us = now_us()};
 
+	if (index >= n_calls)
+		n_calls = index + 1;
+	if (enter_net_namespace(index) < 0)
+		return abandon(setup->control, call, "net namespace"), 0;
 	if (start_init(call, setup->init_exe) < 0)
 		return abandon(setup->control, call, "start init"), 0;
 	if (setns(call->init_fd, CLONE_NEWPID) < 0) /* the next fork is born into the new namespace */
@@ -483,11 +514,11 @@ int fork_serve(const struct setup *setup)
 
 	own_pid_ns = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC);
 	epoll = epoll_create1(EPOLL_CLOEXEC);
-	if (own_pid_ns < 0 || epoll < 0 || pipe2(pipe_fds, O_CLOEXEC | O_NONBLOCK) < 0 ||
-	    watch(setup->control, TAG_CONTROL) < 0)
+	if (own_pid_ns < 0 || epoll < 0 || pipe2(pipe_fds, O_CLOEXEC) < 0 ||
+	    fcntl(pipe_fds[0], F_SETFL, O_NONBLOCK) < 0 || watch(setup->control, TAG_CONTROL) < 0)
 		return -errno;
 	fault_read = pipe_fds[0];
-	fault_write = pipe_fds[1];
+	fault_write = pipe_fds[1]; /* blocks when full: a child that cannot tell its fault must not exit */
 	send_reply(setup->control, &ready);
 
 	for (;;) {

@@ -30,8 +30,9 @@ import os
 import signal
 import socket
 import struct
+from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 from sandbox.calls import MIB, Base64File, CallStatus, ToolCall, ToolResult, Usage
 from sandbox.errors import JailError
@@ -109,6 +110,15 @@ class _Reply:
     where: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Something to send to the forkserver, and what to close when it is sent."""
+
+    content: bytes
+    fds: array.array[int] | None
+    owner: contextlib.ExitStack
+
+
 @dataclass(slots=True)
 class _Run:
     """What the jail keeps of a call while it runs."""
@@ -138,36 +148,48 @@ class Jail:
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._no_input = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        self._control, self._pid, self._pidfd, self._messages = self._spawn()
+        self._outbox: deque[_Message] = deque()
         self._warm_bytes = 0
+        self._control: socket.socket
+        self._pid: int
+        self._pidfd: int | None
+        self._forkserver_fd: int | None = None
+        self._messages: int  # where nsjail and the forkserver complain
+        self._spawn()
 
     @classmethod
     async def start(cls, host: Host, preload: Preload) -> Jail:
         """Start a jail and wait until it serves. Raises JailError with what nsjail or the forkserver said."""
-        jail = cls(host, preload)
+        try:
+            jail = cls(host, preload)
+        except OSError as exc:
+            raise JailError(f"nsjail cannot be started: {exc}") from exc
         try:
             async with asyncio.timeout(START_S):
-                await jail._ready
+                await asyncio.shield(jail._ready)
         except TimeoutError as exc:
             await jail.close()
             raise JailError(f"the {preload.name} forkserver was not ready after {START_S:.0f} s") from exc
-        except JailError:
+        except BaseException:  # also when we are cancelled: nobody else knows of this jail yet
             await jail.close()
             raise
-        if host.place.kind == "none":
-            jail._warm_bytes = jail._forkserver_bytes()
         return jail
 
-    def _spawn(self) -> tuple[socket.socket, int, int, int]:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if self.host.place.kind == "none":
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        # Pipes, as a program's own streams will be: Python decides on buffering and seeking when it starts.
-        empty, never_written = os.pipe2(os.O_CLOEXEC)
-        messages, their_messages = os.pipe2(os.O_CLOEXEC)
-        os.close(never_written)
-        try:
+    def _spawn(self) -> None:
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            control, their_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.callback(control.close)
+            theirs.callback(their_control.close)
+            control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # READY and STARTED name processes
+            # Pipes, as a program's own streams will be: Python decides on buffering and seeking when it starts.
+            empty, never_written = os.pipe2(os.O_CLOEXEC)
+            theirs.callback(os.close, empty)
+            os.close(never_written)
+            messages, their_messages = os.pipe2(os.O_CLOEXEC)
+            ours.callback(os.close, messages)
+            theirs.callback(os.close, their_messages)
+            control.setblocking(False)
+            os.set_blocking(messages, False)
             argv = nsjail_argv(self.host.nsjail, self.host.root, self.host.identity)
             pid = os.posix_spawn(
                 argv[0],
@@ -177,16 +199,22 @@ class Jail:
                     (os.POSIX_SPAWN_DUP2, empty, 0),
                     (os.POSIX_SPAWN_DUP2, their_messages, 1),
                     (os.POSIX_SPAWN_DUP2, their_messages, 2),
-                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3),
+                    (os.POSIX_SPAWN_DUP2, their_control.fileno(), 3),
                 ],
+                # A Ctrl-C at our terminal is for us: running calls are to finish. And whoever started us may have
+                # ignored signals, which programs would inherit, and which would lose us the ends of children.
+                setsid=True,
+                setsigmask=[],
+                setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
             )
-        finally:
-            os.close(empty)
-            os.close(their_messages)
-            theirs.close()
-        pidfd = os.pidfd_open(pid)
-        ours.setblocking(False)
-        os.set_blocking(messages, False)
+            try:
+                pidfd = self._pidfd = os.pidfd_open(pid)
+            except OSError:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise
+            self._control, self._messages, self._pid = control, messages, pid
+            ours.pop_all()
         forkserver_filter, program_filter = self.host.filters
         config = {
             "modules": self.preload.modules,
@@ -194,11 +222,10 @@ class Jail:
             "forkserver_filter": forkserver_filter.hex(),
             "program_filter": program_filter.hex(),
         }
-        ours.send(json.dumps(config).encode())
-        self._loop.add_reader(ours.fileno(), self._on_control)
-        self._loop.add_reader(messages, self._on_message)
+        self._loop.add_reader(self._control.fileno(), self._on_control)
+        self._loop.add_reader(self._messages, self._on_message)
         self._loop.add_reader(pidfd, self._on_exit)
-        return ours, pid, pidfd, messages
+        self._send(json.dumps(config).encode())
 
     # ---- a call ----
 
@@ -208,60 +235,72 @@ class Jail:
         Cancelled, it kills the call and still waits for its end. Raises JailError when the set-up of the call failed or
         the jail broke: then the program may or may not have run, and no verdict is known.
         """
+        try:
+            return await self._run(call, slot)
+        except (JailError, asyncio.CancelledError):
+            if self.is_broken:  # what runs in the slot ends with the jail, and the slot is free only then
+                await _finished(self._gone)
+            raise
+
+    async def _run(self, call: ToolCall, slot: Slot) -> ToolResult:
         if self.is_broken:
             raise JailError("the jail broke")
-        slot.group.begin(call.limits.memory_bytes, call.limits.processes)
-        run = self._begin(call, slot)
+        try:
+            slot.group.begin(call.limits.memory_bytes, call.limits.processes)
+            run = self._begin(call, slot)
+        except OSError as exc:
+            raise JailError(f"the call cannot be started: {exc}") from exc
         try:
             reply = await asyncio.shield(run.ended)
         except asyncio.CancelledError:
             self._end(run, None)
-            with contextlib.suppress(JailError):
-                await run.ended
+            await _finished(run.ended)
             raise
         finally:
             self._forget(run)
-        usage = slot.group.end()
+        try:
+            usage = slot.group.end()
+            is_empty = slot.group.is_empty()
+        except OSError as exc:
+            raise JailError(f"the call's group cannot be read: {exc}") from exc
         if reply.kind == _FAILED and not (reply.error == errno.ENOMEM and usage.oom_kills):
             raise JailError(f"setting up the call failed at '{reply.where}': {os.strerror(reply.error)}")
-        if not slot.group.is_empty():
+        if not is_empty:
             self._break()
             raise JailError("a process outlived its call")
         return verdict(run, reply, usage)
 
     def _begin(self, call: ToolCall, slot: Slot) -> _Run:
-        number = next(self._numbers)
-        out_read, out_write = os.pipe2(os.O_CLOEXEC)
-        err_read, err_write = os.pipe2(os.O_CLOEXEC)
-        payload = sealed("payload", pack_payload(call))
-        stdin = sealed("stdin", call.stdin.encode()) if call.stdin else self._no_input
-        fds = array.array("i", [stdin, out_write, err_write, payload, *slot.group.enter_fds])
-        outputs = (_Output(out_read, call.limits.output_bytes), _Output(err_read, call.limits.output_bytes))
-        run = _Run(number, call, slot, outputs, self._loop.create_future())
-        self._runs[number] = run
-        self._idle.clear()
-        for output in outputs:
-            assert output.fd is not None
-            os.set_blocking(output.fd, False)
-            self._loop.add_reader(output.fd, self._on_output, run, output)
-        try:
-            self._control.sendmsg(
-                [self._request(number, call, slot)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            (out, their_out), (err, their_err) = (output_pipe(ours, theirs) for _ in range(2))
+            # A description of its own for each call: flags and owner of a shared one would pass from call to call.
+            stdin = (
+                sealed("stdin", call.stdin.encode())
+                if call.stdin
+                else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
             )
-        except OSError as exc:
-            self._forget(run)
-            self._break()
-            raise JailError(f"the forkserver takes no calls: {exc}") from exc
-        finally:
-            os.close(out_write)
-            os.close(err_write)
-            os.close(payload)
-            if stdin != self._no_input:
-                os.close(stdin)
-        run.timers = [
-            self._loop.call_later(call.limits.wall_s, self._end, run, CallStatus.TIMEOUT),
-            self._loop.call_later(WATCH_S, self._watch, run),
-        ]
+            theirs.callback(os.close, stdin)
+            payload = sealed("payload", pack_payload(call))
+            theirs.callback(os.close, payload)
+            fds = array.array("i", [stdin, their_out, their_err, payload, *slot.group.enter_fds])
+            limit = call.limits.output_bytes
+            run = _Run(
+                next(self._numbers),
+                call,
+                slot,
+                (_Output(out, limit), _Output(err, limit)),
+                self._loop.create_future(),
+            )
+            ours.pop_all()
+            self._runs[run.number] = run
+            self._idle.clear()
+            for output in run.outputs:
+                self._loop.add_reader(output.fd, self._on_output, run, output)  # type: ignore[arg-type] # open
+            run.timers = [
+                self._loop.call_later(call.limits.wall_s, self._end, run, CallStatus.TIMEOUT),
+                self._loop.call_later(WATCH_S, self._watch, run),
+            ]
+            self._send(self._request(run.number, call, slot), fds, theirs.pop_all())
         return run
 
     def _request(self, number: int, call: ToolCall, slot: Slot) -> bytes:
@@ -297,7 +336,12 @@ class Jail:
             output.fd = None
 
     def _watch(self, run: _Run) -> None:
-        exceeded = run.slot.group.exceeded(run.call.limits.cpu_s)
+        try:
+            exceeded = run.slot.group.exceeded(run.call.limits.cpu_s)
+        except OSError:
+            log.exception("a call cannot be watched")
+            self._break()
+            return
         if exceeded is not None:
             self._end(run, exceeded)
         run.timers[1] = self._loop.call_later(WATCH_S, self._watch, run)
@@ -309,13 +353,33 @@ class Jail:
         if run.is_killed or run.ended.done():
             return
         run.is_killed = True
-        try:
-            self._control.send(_REQUEST.pack(_KILL, run.number, *[0] * 9))
-        except OSError:
-            log.warning("the forkserver takes no kill", exc_info=True)
-            self._break()
-            return
+        self._send(_REQUEST.pack(_KILL, run.number, *[0] * 9))
         run.timers.append(self._loop.call_later(KILL_S, self._break))
+
+    def _send(
+        self, content: bytes, fds: array.array[int] | None = None, owner: contextlib.ExitStack | None = None
+    ) -> None:
+        """Send now, or as soon as the forkserver has read what waits before: the socket holds some 300 messages."""
+        self._outbox.append(_Message(content, fds, owner or contextlib.ExitStack()))
+        if len(self._outbox) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            message = self._outbox[0]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, message.fds)] if message.fds else []
+            try:
+                self._control.sendmsg([message.content], rights)
+            except BlockingIOError:
+                self._loop.add_writer(self._control.fileno(), self._flush)
+                return
+            except OSError as exc:
+                log.warning("the forkserver takes no messages", extra={"error": str(exc)})
+                self._break()
+                return
+            message.owner.close()
+            self._outbox.popleft()
+        self._loop.remove_writer(self._control.fileno())
 
     def _forget(self, run: _Run) -> None:
         self._runs.pop(run.number, None)
@@ -352,19 +416,29 @@ class Jail:
     def _on_reply(self, data: bytes, ancillary: list[tuple[int, int, bytes]]) -> None:
         kind, number, wait_status, cpu_us, wall_us, error, where = _REPLY.unpack(data)
         if kind == _READY:
-            if not self._ready.done():
-                self._ready.set_result(None)
+            self._on_ready(_sender(ancillary))
             return
         run = self._runs.get(number)
         if run is None:
             return  # forgotten: the jail broke under it
         if kind == _STARTED:
-            (pid, _uid, _gid) = struct.unpack("=iII", ancillary[0][2])
             if isinstance(run.slot.group, Watched):
-                run.slot.group.watch(pid, self._warm_bytes)
+                run.slot.group.watch(_sender(ancillary), self._warm_bytes)
         elif not run.ended.done():
             text = where.partition(b"\0")[0].decode("ascii", "replace")
             run.ended.set_result(_Reply(kind, wait_status, cpu_us, wall_us, error, text))
+
+    def _on_ready(self, forkserver: int) -> None:
+        try:
+            self._forkserver_fd = os.pidfd_open(forkserver)
+        except OSError as exc:
+            log.warning("no handle on the forkserver", extra={"error": str(exc)})
+            self._break()
+            return
+        self._loop.add_reader(self._forkserver_fd, self._on_forkserver_exit)
+        if self.host.place.kind == "none":
+            self._warm_bytes = anonymous_bytes(forkserver)
+        self._ready.set_result(None)
 
     def _on_message(self) -> None:
         """What nsjail and the forkserver write on their stderr. Programs have streams of their own."""
@@ -379,17 +453,28 @@ class Jail:
             "jail says", extra={"preload": self.preload.name, "text": text.decode("utf-8", "replace").strip()}
         )
 
-    def _on_exit(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        os.waitpid(self._pid, 0)
-        os.close(self._pidfd)
-        self._break()
-        self._gone.set_result(None)
+    def _on_forkserver_exit(self) -> None:
+        """As PID 1 of the jail it ends last."""
+        assert self._forkserver_fd is not None
+        self._loop.remove_reader(self._forkserver_fd)
+        os.close(self._forkserver_fd)
+        self._forkserver_fd = None
+        self._end_if_gone()
 
-    def _forkserver_bytes(self) -> int:
-        """Memory that every fork shares with the forkserver, so that the watch does not charge it to a call."""
-        children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text(encoding="ascii").split()
-        return max((anonymous_bytes(int(pid)) for pid in children), default=0)
+    def _on_exit(self) -> None:
+        assert self._pidfd is not None
+        self._loop.remove_reader(self._pidfd)
+        with contextlib.suppress(ChildProcessError):  # the kernel has reaped it, where our SIGCHLD is ignored
+            os.waitpid(self._pid, 0)
+        os.close(self._pidfd)
+        self._pidfd = None
+        self._end_if_gone()
+
+    def _end_if_gone(self) -> None:
+        """The forkserver ends first, unless somebody killed nsjail."""
+        self._break()
+        if self._pidfd is None and self._forkserver_fd is None:
+            self._gone.set_result(None)
 
     # ---- the end ----
 
@@ -400,6 +485,9 @@ class Jail:
         self.is_broken = True
         self.worn.set()
         self._loop.remove_reader(self._control.fileno())
+        self._loop.remove_writer(self._control.fileno())
+        while self._outbox:
+            self._outbox.popleft().owner.close()
         self._control.close()  # the forkserver reads end of file, and everything below it dies with it
         error = JailError("the jail broke while the call ran")
         if not self._ready.done():
@@ -407,12 +495,15 @@ class Jail:
         for run in self._runs.values():
             if not run.ended.done():
                 run.ended.set_exception(error)
-        if not self._gone.done():
+        if self._forkserver_fd is None:
+            self._kill()  # it does not listen yet, and holds nothing
+        else:
             self._loop.call_later(KILL_S, self._kill)
 
     def _kill(self) -> None:
-        if not self._gone.done():
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        for pidfd in (self._forkserver_fd, self._pidfd):
+            if pidfd is not None:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     async def retire(self) -> None:
         """Close when the last call has ended; start no further one."""
@@ -422,12 +513,42 @@ class Jail:
     async def close(self) -> None:
         """End the jail and wait until it is gone. A call that still runs raises JailError."""
         self._break()
-        await self._gone
-        if not self._ready.done() or self._ready.exception() is not None:
-            self._on_message()
-        self._loop.remove_reader(self._messages)
-        os.close(self._messages)
-        os.close(self._no_input)
+        try:
+            await _finished(self._gone)
+        finally:
+            if self._ready.exception() is not None:
+                self._on_message()  # why it did not start
+            self._loop.remove_reader(self._messages)
+            os.close(self._messages)
+
+
+def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
+    """The process that a message names, by our own numbers."""
+    pid, _uid, _gid = struct.unpack("=iII", ancillary[0][2])
+    return int(pid)
+
+
+async def _finished(future: asyncio.Future[Any]) -> None:
+    """Wait for the end of what we have killed, also when we are cancelled meanwhile, once or more often."""
+    cancelled = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    future.exception()  # seen: a jail that broke has ended its calls as well
+    if cancelled is not None:
+        raise cancelled
+
+
+def output_pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe to read a program's output from, and its other end."""
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    ours.callback(os.close, read_end)
+    theirs.callback(os.close, write_end)
+    os.set_blocking(read_end, False)
+    os.fchmod(write_end, 0o666)  # a pipe is its maker's, and programs, other users, open /dev/stdout
+    return read_end, write_end
 
 
 def pack_payload(call: ToolCall) -> bytes:
@@ -443,10 +564,14 @@ def pack_payload(call: ToolCall) -> bytes:
 def sealed(name: str, content: bytes) -> int:
     """A descriptor to read the content from, which nobody can change any more."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with open(fd, "wb", closefd=False) as file:
-        file.write(content)
-    os.lseek(fd, 0, os.SEEK_SET)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

@@ -48,9 +48,10 @@ def nsjail_argv(nsjail: Path, root: Path, identity: Identity) -> list[str]:
         "--tmpfsmount", "/tmp",  # noqa: S108
         "--pass_fd", "3",
         "--hostname", "sandbox",
-        # Programs, numpy and the interpreter read these; a bind mount of the node is all of /dev there is.
-        "--bindmount", "/dev/null", "--bindmount", "/dev/full",
-        "--bindmount_ro", "/dev/zero", "--bindmount_ro", "/dev/random", "--bindmount_ro", "/dev/urandom",
+        # Programs, numpy and the interpreter use these; a bind mount of the node is all of /dev there is. Read-only is
+        # the node of the host, with its times: a device takes what is written all the same.
+        "--bindmount_ro", "/dev/null", "--bindmount_ro", "/dev/full", "--bindmount_ro", "/dev/zero",
+        "--bindmount_ro", "/dev/random", "--bindmount_ro", "/dev/urandom",
         # For the forkserver, in its own user namespace: mounts and namespaces of each call (SYS_ADMIN), its uid
         # (SETUID, SETGID), dropping the bounding set (SETPCAP), ending it (KILL). No program keeps one.
         "--cap", "CAP_SYS_ADMIN", "--cap", "CAP_SETUID", "--cap", "CAP_SETGID",
