@@ -49,6 +49,7 @@ KILL_S = 2.0  # a killed call that is not gone by then takes the jail with it
 WATCH_S = 0.1  # how often a running call's group is looked at; most calls end before the first time
 OPEN_FILES = 256
 FILE_BYTES = 64 * MIB
+THREAD_STACK_BYTES = 8 * MIB  # counted as data from the start, though hardly any of it is ever used
 WORN_CALLS = 5000  # then a jail is replaced: a fresh address layout and hash seed, and no leak grows old
 
 # struct request and struct reply of fork.c
@@ -316,7 +317,7 @@ class Jail:
             FILE_BYTES,
             OPEN_FILES,
             limits.processes + shared,
-            0 if slot.group.enter_fds else 2 * limits.memory_bytes,
+            0 if slot.group.enter_fds else 2 * limits.memory_bytes + limits.processes * THREAD_STACK_BYTES,
             self.host.scratch_bytes,
             self.host.scratch_inodes,
             slot.group.needs_pids,
