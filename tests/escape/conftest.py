@@ -1,0 +1,7 @@
+"""The walls are tried in the jail that ships, started once for all of them."""
+
+from __future__ import annotations
+
+from tests.sandbox.jail.conftest import _standard, box
+
+__all__ = ["_standard", "box"]
