@@ -8,7 +8,6 @@ its time: a worn jail goes on until its last call has ended, while the new one t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 
 from sandbox.calls import ToolCall, ToolResult
@@ -20,6 +19,7 @@ from sandbox.settings import JailSettings
 log = logging.getLogger("worker.pool")
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # between attempts to start a jail that will not
+NO_JAIL_S = 60.0  # a call that finds no jail of any kind for so long has met a fault of ours
 
 
 class JailPool:
@@ -32,6 +32,7 @@ class JailPool:
         self._keepers: list[asyncio.Task[None]] = []
         self._retiring: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._is_closed = False
 
     @classmethod
     async def open(cls, settings: JailSettings, slots: int) -> JailPool:
@@ -73,15 +74,24 @@ class JailPool:
     async def _jail_for(self, call: ToolCall) -> Jail:
         """The lightest jail that holds what the code imports; while that one warms up, the heaviest that there is."""
         wanted = choose(call.code)
-        while True:
-            heavier = [jail for jail in self._jails[wanted:] if jail is not None and not jail.is_broken]
-            lighter = [jail for jail in self._jails[:wanted] if jail is not None and not jail.is_broken]
-            if heavier:
-                return heavier[0]
-            if lighter:
-                return lighter[-1]
-            self._changed.clear()
-            await self._changed.wait()
+        try:
+            async with asyncio.timeout(NO_JAIL_S):
+                while not self._is_closed:
+                    heavier = [
+                        jail for jail in self._jails[wanted:] if jail is not None and not jail.is_broken
+                    ]
+                    lighter = [
+                        jail for jail in self._jails[:wanted] if jail is not None and not jail.is_broken
+                    ]
+                    if heavier:
+                        return heavier[0]
+                    if lighter:
+                        return lighter[-1]
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError as exc:
+            raise JailError(f"no jail has started for {NO_JAIL_S:.0f} s") from exc
+        raise JailError("the worker ends its jails")
 
     async def _keep(self, kind: int) -> None:
         """See to it that there is a jail of one kind, until cancelled."""
@@ -109,10 +119,10 @@ class JailPool:
 
     async def close(self) -> None:
         """End every jail. A call that still runs raises JailError."""
+        self._is_closed = True
+        self._changed.set()
         for keeper in self._keepers:
             keeper.cancel()
-        for keeper in self._keepers:
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeper
+        await asyncio.gather(*self._keepers, return_exceptions=True)
         await asyncio.gather(*(jail.close() for jail in self._jails if jail is not None), *self._retiring)
         self._slots.close()
