@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sandbox.calls import CallStatus
+from sandbox.calls import MIB, CallStatus
 
 FOLDER = "roc-sandbox"
 
@@ -87,12 +87,15 @@ class GroupV1:
     needs_pids = False
 
     def __init__(self, folders: dict[str, Path]) -> None:
-        self._folders = list(folders.values())
-        for folder in self._folders:
+        self._folders = folders
+        self._make()
+
+    def _make(self) -> None:
+        for folder in self._folders.values():
             folder.mkdir()
-        memory, pids, cpuacct = folders["memory"], folders["pids"], folders["cpuacct"]
+        memory, pids, cpuacct = (self._folders[name] for name in V1_CONTROLLERS)
         _put(memory / "memory.swappiness", "0")  # the bound is on memory alone, and swap would extend it
-        self.enter_fds = tuple(_open(folder / "cgroup.procs") for folder in self._folders)
+        self.enter_fds = tuple(_open(folder / "cgroup.procs") for folder in self._folders.values())
         self._limit = _open(memory / "memory.limit_in_bytes")
         self._peak = _open(memory / "memory.max_usage_in_bytes")
         self._used = _open(memory / "memory.usage_in_bytes", os.O_RDONLY)
@@ -106,11 +109,13 @@ class GroupV1:
 
     def begin(self, memory_bytes: int, processes: int) -> None:
         """Set the bounds and zero the counts."""
+        if int(_read(self._used)) > RESIDUE_BYTES:
+            self.close()
+            self._make()
         if self._bounds != (memory_bytes, processes):
             _write(self._limit, memory_bytes)
             _write(self._pids, processes)
             self._bounds = (memory_bytes, processes)
-        # File pages that an earlier call read first stay charged to the group until the kernel wants them back.
         self._residue = int(_read(self._used))
         _write(self._peak, 0)
         _write(self._cpu, 0)
@@ -135,12 +140,12 @@ class GroupV1:
         return int(_read(self._alive)) == 0
 
     def close(self) -> None:
-        """Close the files and remove the folders."""
+        """Remove the folders and close the files."""
+        for folder in self._folders.values():
+            folder.rmdir()
         counters = (self._limit, self._peak, self._used, self._oom, self._pids, self._alive, self._cpu)
         for fd in (*self.enter_fds, *counters):
             os.close(fd)
-        for folder in self._folders:
-            folder.rmdir()
 
 
 class GroupV2:
@@ -150,6 +155,10 @@ class GroupV2:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._make()
+
+    def _make(self) -> None:
+        folder = self._folder
         folder.mkdir()
         _put(folder / "memory.oom.group", "1")  # one victim would leave the rest of a call alive
         swap = folder / "memory.swap.max"
@@ -170,6 +179,9 @@ class GroupV2:
 
     def begin(self, memory_bytes: int, processes: int) -> None:
         """Set the bounds and note where the counters stand."""
+        if int(_read(self._used)) > RESIDUE_BYTES:
+            self.close()
+            self._make()
         if self._bounds != (memory_bytes, processes):
             _write(self._limit, memory_bytes)
             _write(self._pids, processes)
@@ -207,12 +219,12 @@ class GroupV2:
         return not _read(self._procs)
 
     def close(self) -> None:
-        """Close the files and remove the folder."""
+        """Remove the folder and close the files."""
+        self._folder.rmdir()
         for fd in (self._procs, self._limit, self._used, self._events, self._pids, self._cpu):
             os.close(fd)
         if self._peak is not None:
             os.close(self._peak)
-        self._folder.rmdir()
 
 
 def _put(path: Path, value: str) -> None:
@@ -233,6 +245,10 @@ class Place:
 
 V1_CONTROLLERS = ("memory", "pids", "cpuacct")
 V2_CONTROLLERS = ("memory", "pids")
+#: What an ended call may leave charged to its group: file pages, and names that the kernel keeps. A call that looks for
+#: a million missing files leaves 100 MB, which the next call's limit would have to hold as well, and which takes the
+#: kernel up to a second to give back. Then a new group takes the old one's place, a matter of a millisecond.
+RESIDUE_BYTES = 8 * MIB
 MOVES = 20  # rounds in which a group is emptied
 
 
