@@ -45,7 +45,10 @@ from sandbox.jail.watched import Watched, anonymous_bytes
 log = logging.getLogger("sandbox.jail")
 
 START_S = 60.0  # a forkserver with everything loaded needs about 3 s on a busy core
-KILL_S = 2.0  # a killed call that is not gone by then takes the jail with it
+# A killed call that is not gone by then takes the jail with it. Hundreds of processes with tens of thousands of
+# mappings each, which is what 2 GiB hold, take the kernel 3 s, and more where there is other work.
+KILL_S = 15.0
+END_S = 2.0  # a jail that does not end by itself by then is killed
 WATCH_S = 0.1  # how often a running call's group is looked at; most calls end before the first time
 OPEN_FILES = 256
 FILE_BYTES = 64 * MIB
@@ -499,7 +502,7 @@ class Jail:
         if self._forkserver_fd is None:
             self._kill()  # it does not listen yet, and holds nothing
         else:
-            self._loop.call_later(KILL_S, self._kill)
+            self._loop.call_later(END_S, self._kill)
 
     def _kill(self) -> None:
         for pidfd in (self._forkserver_fd, self._pidfd):

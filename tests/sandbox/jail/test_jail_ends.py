@@ -194,6 +194,7 @@ class TestEnds:
     def test_a_forkserver_that_hangs(self, own_box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
         """When a killed call does not end, the whole jail is ended, by force."""
         monkeypatch.setattr(jail_module, "KILL_S", 0.2)
+        monkeypatch.setattr(jail_module, "END_S", 0.2)
         processes = descendants(own_box.jail._pid)
 
         async def hang() -> None:
