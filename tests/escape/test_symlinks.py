@@ -10,7 +10,7 @@ from .probe import outcomes
 def test_links_stay_inside(box: Box) -> None:
     """A link to the outside leads to the jail's own file of that name, or to none."""
     code = """
-for n, target in enumerate(("/root", "/home", "/work", "/etc/shadow", "/proc/1/root", "/proc/1/cwd", "/sys/kernel", "/run/roc-sandbox", "/var/run")):
+for n, target in enumerate(("/root", "/home", "/srv", "/etc/shadow", "/proc/1/root", "/proc/1/cwd", "/sys/kernel", "/run/roc-sandbox", "/var/run")):
     os.symlink(target, f"link{n}")
     attempt(target, lambda: os.listdir(f"link{n}"))
 os.symlink("/etc/passwd", "passwd")
