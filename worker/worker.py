@@ -24,6 +24,7 @@ import os
 import socket
 import time
 from importlib import metadata
+from uuid import uuid4
 
 from sandbox.calls import CallStatus, ToolResult, Usage
 from sandbox.errors import JailError, Unavailable
@@ -37,6 +38,8 @@ log = logging.getLogger("worker")
 MOST_DELIVERIES = 2  # a call that two workers did not survive is not given to a third
 RETRY_S = 0.5  # between attempts while Redis is away
 RECLAIM_S = 1.0  # how often we look for calls of silent workers
+# Results for each slot that may wait for Redis. When it is full it refuses results, and still hands out calls.
+MOST_UNSETTLED = 8
 
 
 def default_slots() -> int:
@@ -50,7 +53,8 @@ class Worker:
     def __init__(
         self, settings: WorkerSettings, queue: CallQueue, pool: JailPool, metrics: WorkerMetrics
     ) -> None:
-        self.id = f"{socket.gethostname()}-{os.getpid()}"
+        # In containers that share a host name, all of us may be process 1.
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:6]}"
         self._settings = settings
         self._queue = queue
         self._pool = pool
@@ -62,6 +66,7 @@ class Worker:
         self._has_done = asyncio.Event()
         self._has_room = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._finished = asyncio.Event()  # nothing runs any more, and nothing will
         self._started_at = time.time()
         metrics.slots.set(self._slots)
 
@@ -92,7 +97,7 @@ class Worker:
                 await self._announce()
             except Unavailable as exc:
                 log.warning("waiting for Redis", extra={"error": exc.message})
-                await self._pause(RETRY_S)
+                await _told_within(self._stopping, RETRY_S)
             else:
                 log.info(
                     "serving",
@@ -107,7 +112,7 @@ class Worker:
         while not self._stopping.is_set():
             self._has_room.clear()
             free = self._slots - len(self._serving)
-            if free <= 0:
+            if free <= 0 or len(self._done) >= MOST_UNSETTLED * self._slots:
                 await self._has_room.wait()
                 continue
             try:
@@ -120,7 +125,7 @@ class Worker:
                 if not is_away:
                     log.warning("Redis is away", extra={"error": exc.message})
                 is_away = True
-                await self._pause(RETRY_S)
+                await _told_within(self._stopping, RETRY_S)
                 continue
             if is_away:
                 log.info("Redis is back")
@@ -139,8 +144,6 @@ class Worker:
         self._serving.discard(task)
         self._metrics.busy.set(len(self._serving))
         self._has_room.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a call's task failed; its lease will end", exc_info=error)
 
     # ---- a call ----
 
@@ -160,6 +163,11 @@ class Worker:
             except JailError as exc:
                 self._metrics.jail_failures.inc()
                 result = fault(delivery, CallStatus.INTERNAL_ERROR, exc.message)
+            except Exception as exc:
+                # Unanswered it would be ours for ever, since the heartbeat renews what we hold.
+                log.exception("a call's task failed", extra={"call": call.id})
+                reason = f"the worker failed: {type(exc).__name__}"
+                result = fault(delivery, CallStatus.INTERNAL_ERROR, reason)
         usage = result.usage.model_copy(update={"queue_s": queue_s})
         result = result.model_copy(update={"usage": usage, "worker": self.id})
         self._done.append((delivery, result))
@@ -168,9 +176,13 @@ class Worker:
     # ---- out ----
 
     async def _settle_forever(self) -> None:
-        while True:
+        while not self._finished.is_set():
             await self._has_done.wait()
             self._has_done.clear()
+            await self._settle()
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._settings.lease_s  # then others run these calls again anyway
+        while self._done and loop.time() < give_up_at:
             await self._settle()
 
     async def _settle(self) -> None:
@@ -182,9 +194,10 @@ class Worker:
             await self._queue.settle(done)
         except Unavailable:
             self._has_done.set()
-            await self._pause(RETRY_S)
+            await asyncio.sleep(RETRY_S)
             return
         del self._done[: len(done)]
+        self._has_room.set()
         for delivery, result in done:
             self._held.pop(delivery.entry_id, None)
             self._metrics.settled(result)
@@ -193,8 +206,7 @@ class Worker:
     # ---- leases ----
 
     async def _heartbeat(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.lease_s / 3)
+        while not await _told_within(self._finished, self._settings.lease_s / 3):
             try:
                 if self._held:
                     await self._queue.renew(self.id, list(self._held.values()))
@@ -227,18 +239,11 @@ class Worker:
 
     # ---- the end ----
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait, but no longer than until `stop`."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return
-
     async def _drain(
         self, take: asyncio.Task[None], settle: asyncio.Task[None], heartbeat: asyncio.Task[None]
     ) -> None:
-        self._stopping.set()
+        """The loops are told to end, never cancelled: under Python 3.11 a Redis client may swallow a cancellation."""
+        self.stop()
         log.info("draining", extra={"running": len(self._serving)})
         await asyncio.wait([take])  # its read brings what it took, or nothing, within a second
         if self._serving:
@@ -247,21 +252,27 @@ class Worker:
             task.cancel()
         if self._serving:
             await asyncio.wait(self._serving)
-        settle.cancel()
-        heartbeat.cancel()
+        self._finished.set()
+        self._has_done.set()
         await asyncio.wait([settle, heartbeat])
-        await self._last_words()
+        await self._leave()
         log.info("drained", extra={"unsettled": len(self._held)})
 
-    async def _last_words(self) -> None:
-        """Settle the rest and leave the registry; without Redis, leases and expiry do both."""
+    async def _leave(self) -> None:
         try:
-            async with asyncio.timeout(self._settings.lease_s):
-                while self._done:
-                    await self._settle()
-                await self._queue.retire(self.id)
-        except (TimeoutError, Unavailable) as exc:
-            log.warning("Redis was away at the end; our leases will end", extra={"error": str(exc)})
+            await self._queue.retire(self.id)
+        except Unavailable as exc:
+            log.warning("Redis was away at the end; our leases will end", extra={"error": exc.message})
+
+
+async def _told_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for the event, at most for `seconds`; say whether it is set."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def fault(delivery: Delivery, status: CallStatus, reason: str) -> ToolResult:
