@@ -37,7 +37,7 @@ def refused(action):
 
 scratch = os.statvfs("/tmp")
 held = {
-    "user": os.getuid() == os.geteuid() == UID and os.getgroups() in ([], GROUPS),
+    "user": os.getuid() == os.geteuid() == UID and (os.getgroups() == [] or not DROPS_GROUPS),
     "capabilities": all(int(status[name], 16) == 0 for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")),
     "no_new_privs": status["NoNewPrivs"].strip() == "1",
     "system call filter": status["Seccomp"].strip() == "2" and ctypes.CDLL(None).ptrace(0, 0, 0, 0) == -1,
@@ -56,8 +56,9 @@ async def check_walls(jail: Jail, slot: Slot) -> None:
     """Try the walls. Raises JailError naming those that are missing and what to look at."""
     identity = jail.host.identity
     uid = slot.uid if slot.uid is not None else 0
-    groups = [65534] if identity.first_slot is None else []
-    header = f"UID, GROUPS, SIZE = {uid}, {groups}, {jail.host.scratch_bytes}\n"
+    # An ordinary user may not change its groups, nor let another do it; no file in the jail belongs to one of them.
+    drops_groups = identity.first_slot is not None
+    header = f"UID, DROPS_GROUPS, SIZE = {uid}, {drops_groups}, {jail.host.scratch_bytes}\n"
     result = await jail.run(ToolCall(code=header + _PROGRAM, limits=Limits(wall_s=10.0)), slot)
     if result.status != CallStatus.OK:
         raise JailError(f"the self-test of the jail ended as {result.status}: {result.stderr[-500:]}")

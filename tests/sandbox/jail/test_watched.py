@@ -103,7 +103,8 @@ def report_of_an_ordinary_user() -> dict[str, Any]:
             "import json, pathlib\nfrom tests.sandbox.jail.test_watched import JailSettings, report\n"
             f"print(json.dumps(report(JailSettings(runtime=pathlib.Path('{folder}/runtime')))))"
         )
-        user = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups"]
+        # With groups of its own, as every login has some: an ordinary user cannot give them up.
+        user = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", f"--groups={ORDINARY},100,101"]
         python = [f"{folder}/runtime/root/python/bin/python3", "-s", "-B", "-c", code]
         done = subprocess.run(
             ["unshare", "-m", "sh", "-c", " && ".join([*steps, 'exec "$@"']), "sh", *user, *python],
