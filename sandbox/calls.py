@@ -183,13 +183,13 @@ def parse_call(raw: bytes | str | dict[str, JsonValue]) -> ToolCall:
 
 
 def first_error(exc: ValidationError) -> str:
-    """The first complaint of a validation as 'field.path: rule', without quoting the input's values."""
-    if (
-        exc.error_count() > 1000
-    ):  # pydantic can only list all of them: 3 µs each, and a body can hold a million
+    """The first complaint of a validation as 'field.path: rule', without quoting the input's values.
+
+    A name that we do not know goes before the field that is missing because of it.
+    """
+    if exc.error_count() > 1000:  # listing all, the one way there is, takes 3 µs each, and a body can hold a million
         return f"body: {exc.error_count()} errors, too many to name one"
-    error = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-    field = (
-        ".".join(str(part) for part in error["loc"])[:200] or "body"
-    )  # an unknown field's name is input too
-    return f"{field}: {error['msg']}"
+    errors = exc.errors(include_url=False, include_context=False, include_input=False)
+    error = min(errors, key=lambda error: error["type"] != "extra_forbidden")
+    field = ".".join(str(part) for part in error["loc"])[:200]  # a field's name may be input too
+    return f"{field or 'body'}: {error['msg']}"

@@ -160,6 +160,8 @@ def _from_file(path: str | None) -> dict[str, dict[str, Any]]:
             raise ConfigError(
                 f"{path}: {section} stands outside of a section; write it below a [section] line"
             )
+        if section not in Settings.model_fields:
+            _check_name(section, "", f"[{section}] in {path}")
         for name in names:
             _check_name(section, name, f"{section}.{name} in {path}")
     return content

@@ -45,6 +45,7 @@ def test_faults_are_told_from_verdicts() -> None:
         (b"{}", "code: Field required"),
         (b'{"code": 1}', "code: Input should be a valid string"),
         (b'{"code": "1", "stdn": ""}', "stdn: Extra inputs are not permitted"),
+        (b'{"coed": "1"}', "coed: Extra inputs are not permitted"),
         (b'{"code": "1", "limits": {"wall": 1}}', "limits.wall: Extra inputs"),
         (b'{"code": "1", "limits": {"wall_s": 0}}', "limits.wall_s: Input should be greater than 0"),
         (b'{"code": "1", "limits": {"wall_s": NaN}}', "limits.wall_s: "),

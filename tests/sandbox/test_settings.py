@@ -61,6 +61,7 @@ def test_an_unknown_variable_stops_the_start(variable: str, nearest: str) -> Non
     [
         ("[gateway]\nprot = 1\n", "gateway.prot in .*sandbox.toml is no setting of ours. The nearest is gateway.port"),
         ("port = 1\n", "port stands outside of a section"),
+        ("[gatway]\n", r"\[gatway\] in .*sandbox.toml is no setting of ours. The nearest is gateway"),
         ("[gateway\n", "cannot read the settings file .*sandbox.toml"),
         ("[gateway]\nport = 70000\n", "setting gateway.port: Input should be less than or equal to 65535"),
     ],
