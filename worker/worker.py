@@ -91,12 +91,15 @@ class Worker:
     # ---- in ----
 
     async def _until_redis_is_there(self) -> None:
+        said = False
         while not self._stopping.is_set():
             try:
                 await self._queue.ping()
                 await self._announce()
             except Unavailable as exc:
-                log.warning("waiting for Redis", extra={"error": exc.message})
+                if not said:
+                    log.warning("waiting for Redis", extra={"error": exc.message})
+                said = True
                 await _told_within(self._stopping, RETRY_S)
             else:
                 log.info(
