@@ -22,9 +22,11 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,20 +238,27 @@ class _Build:
     def _run(
         self, command: list[str | Path], failure: str, environment: dict[str, str] | None = None
     ) -> None:
-        answer = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=environment,
-            # When we are killed and the command goes on, it holds the lock, and the next build waits for it.
-            pass_fds=(self.lock.fileno(),),
-            check=False,
-        )
-        if answer.returncode != 0:
-            raise ConfigError(f"{failure}:\n" + "\n".join(answer.stdout.splitlines()[-20:]))
+        with tempfile.TemporaryFile() as output:
+            # A group of its own, so that Ctrl-C reaches us alone: a pool of processes that lost its head waits for
+            # ever. When we are killed and the command goes on, it holds the lock, and the next build waits for it.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(self.lock.fileno(),),
+                process_group=0,
+            )
+            try:
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            finally:  # also when we are interrupted; its number is its own until it is waited for
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            output.seek(0)
+            said = output.read().decode(errors="replace")
+        if process.returncode != 0:
+            raise ConfigError(f"{failure}:\n" + "\n".join(said.splitlines()[-20:]))
 
     def _forget(self, *parts: str) -> None:
         for part in parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -258,6 +259,27 @@ class TestBuild:
         built = runtime.check(tmp_path / "r")
         assert python_inside(built.root, "import tiny; print(tiny.version)") == "1.0"
         assert not (tmp_path / "r/staging").exists()
+
+    def test_an_interrupted_build_holds_up_nobody(self, tmp_path: Path, packages: Path) -> None:
+        """Ctrl-C while a pool of processes compiles ends all of them, and the next build need not wait."""
+        code = (
+            "import sys; from pathlib import Path; from sandbox.jail import runtime\n"
+            "runtime.build(Path(sys.argv[1]), packages=Path(sys.argv[2]), report=print)"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", code, tmp_path / "r", packages],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        ) as build:
+            staged = tmp_path / "r/staging/root/python"
+            while not any(staged.rglob("*.pyc")):  # nobody tells us that the pool is at work
+                assert build.poll() is None
+            os.killpg(build.pid, signal.SIGINT)
+        with (tmp_path / "r/lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        runtime.build(tmp_path / "r", packages=packages, report=ignore)
+        assert runtime.check(tmp_path / "r").root.is_dir()
 
     def test_two_builds_at_once(self, tmp_path: Path, packages: Path) -> None:
         """One builds, the other waits and finds all done."""
