@@ -7,12 +7,13 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 import uvloop
 from prometheus_client import start_http_server
 
 from sandbox import logs
-from sandbox.errors import SandboxError, Unavailable
+from sandbox.errors import SandboxError
 from sandbox.queue import CallQueue
 from sandbox.settings import Settings, load_settings
 from worker.metrics import WorkerMetrics
@@ -35,39 +36,42 @@ def main() -> int:
 
 
 async def serve(settings: Settings) -> None:
-    """Open everything, serve, close everything."""
-    pool = await JailPool.open(settings.jail, settings.worker.slots or default_slots())
+    """Open everything, serve, close everything. A signal ends it in good order at any moment."""
+    task = asyncio.current_task()
+    assert task is not None
+    _on_signals(task.cancel)
+    try:
+        pool = await JailPool.open(settings.jail, settings.worker.slots or default_slots())
+    except asyncio.CancelledError:
+        log.info("asked to stop before the first jail was there")
+        return
     queue = CallQueue(settings.redis)
     try:
-        try:
-            await queue.open()
-        except Unavailable as exc:
-            log.warning("Redis is not there yet", extra={"error": exc.message})
         metrics = WorkerMetrics()
+        worker = Worker(settings.worker, queue, pool, metrics)
+        _on_signals(worker.stop)
         if settings.worker.metrics_port >= 0:
             server, _thread = start_http_server(
                 settings.worker.metrics_port, addr="127.0.0.1", registry=metrics.registry
             )
             log.info("metrics", extra={"port": server.server_port})
-        worker = Worker(settings.worker, queue, pool, metrics)
-        _on_signals(worker)
         await worker.run()
     finally:
         await queue.close()
         await pool.close()
 
 
-def _on_signals(worker: Worker) -> None:
+def _on_signals(stop: Callable[[], object]) -> None:
     loop = asyncio.get_running_loop()
 
-    def stop(number: signal.Signals) -> None:
-        worker.stop()
+    def on_signal(number: signal.Signals) -> None:
+        stop()
         # The second one ends us on the spot: the jails die with us, and our leases hand the calls on.
         loop.remove_signal_handler(number)
         signal.signal(number, lambda *_: os._exit(128 + number))
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number)
+        loop.add_signal_handler(number, on_signal, number)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ class Worker:
         self._has_room.set()
 
     async def run(self) -> None:
-        """Serve until `stop`."""
+        """Serve until `stop`. Opens the queue, as soon as there is a Redis; raises ConfigError for one too old."""
         await self._until_redis_is_there()
         settle = asyncio.create_task(self._settle_forever())
         heartbeat = asyncio.create_task(self._heartbeat())
@@ -94,7 +94,7 @@ class Worker:
         said = False
         while not self._stopping.is_set():
             try:
-                await self._queue.ping()
+                await self._queue.open()
                 await self._announce()
             except Unavailable as exc:
                 if not said:

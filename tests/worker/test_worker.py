@@ -118,6 +118,10 @@ class SeenQueue(CallQueue, Watch):
         """With a short wait, for a drain waits for it."""
         return await super().take(consumer, count, block_s)
 
+    async def open(self):
+        """Counted."""
+        await self._count("open", super().open())
+
     async def ping(self):
         """Counted."""
         await self._count("ping", super().ping())
@@ -332,7 +336,7 @@ async def test_a_worker_waits_for_a_redis_that_comes_late(any_redis) -> None:
     """Started before Redis, it serves as soon as there is one."""
     any_redis.kill()
     async with serving(any_redis) as running:
-        await running.queue.until(lambda: running.queue.tried["ping"] > 1)
+        await running.queue.until(lambda: running.queue.tried["open"] > 1)
         await any_redis.start()
         queue = CallQueue(any_redis.settings)
         await queue.open()
@@ -438,5 +442,5 @@ async def test_a_worker_that_waits_for_redis_can_be_stopped(any_redis) -> None:
     """It need not have served to end in good order."""
     any_redis.kill()
     async with serving(any_redis) as running:
-        await running.queue.until(lambda: running.queue.tried["ping"] > 0)
+        await running.queue.until(lambda: running.queue.tried["open"] > 0)
         await running.end()
