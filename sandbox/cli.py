@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Never
 
@@ -215,13 +216,17 @@ def map_file(
     """Run many programs: a JSON line for each call in, a JSON line for each answer out, in the same order.
 
     An answer is a result, or {"id", "error"} if the call got none. All lines are checked before the first
-    call is sent. The exit code is 1 if any answer is no verdict on its program.
+    call is sent. OUTPUT is replaced when all answers are there; until then they are in OUTPUT.part. The exit
+    code is 1 if any answer is no verdict on its program.
     """
     total = sum(1 for _ in jsonl.read_calls(file, lenient=lenient))
+    if output and any(place.exists() and place.samefile(file) for place in (output, jsonl.part_of(output))):
+        raise ConfigError(f"{output} would overwrite the calls in {file}; give another file")
     statuses: Counter[str] = Counter()
     with (
-        output.open("wb") if output else contextlib.nullcontext(sys.stdout.buffer) as out,
+        _telling_what_is_there(output),
         Progress(*_COLUMNS, console=Console(stderr=True)) as progress,
+        jsonl.writing(output) as out,
     ):
         bar = progress.add_task("calls", total=total)
 
@@ -234,6 +239,20 @@ def map_file(
     print(", ".join(f"{count} {word}" for word, count in statuses.most_common()), file=sys.stderr)
     verdicts = {status.value for status in CallStatus if not status.is_fault}
     raise typer.Exit(0 if statuses.keys() <= verdicts else 1)
+
+
+@contextlib.contextmanager
+def _telling_what_is_there(output: Path | None) -> Iterator[None]:
+    """Say where the answers of an attempt are that did not get to its end."""
+    try:
+        yield
+    except BaseException:
+        if output and (part := jsonl.part_of(output)) != output.resolve() and part.exists():
+            if part.stat().st_size:
+                print(f"sandbox: the answers so far are in {part}", file=sys.stderr)
+            else:
+                part.unlink()
+        raise
 
 
 @app.command()

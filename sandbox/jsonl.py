@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from pydantic_core import from_json
 
@@ -52,13 +55,37 @@ def to_line(call: ToolCall, answer: Answer) -> bytes:
     return answer.model_dump_json().encode() + b"\n"
 
 
+@contextmanager
+def writing(path: Path | None) -> Iterator[IO[bytes]]:
+    """Our stdout, or a file that takes the place of `path` when the block has ended well.
+
+    Until then, and when the block does not end well, what was written is in `part_of(path)`. Raises ConfigError
+    where the system refuses to write.
+    """
+    part = part_of(path) if path else None
+    try:
+        # Stdout too is opened anew: what its own buffer cannot get rid of is tried again when Python ends.
+        with open(part or sys.stdout.fileno(), "wb", closefd=part is not None) as file:
+            yield file
+        if path and part and part != path.resolve():
+            part.replace(path.resolve())  # a link stays, and leads to the new file
+    except OSError as exc:
+        raise ConfigError(f"cannot write {path or 'to stdout'}: {exc.strerror or exc}") from exc
+
+
+def part_of(path: Path) -> Path:
+    """Where the lines for `path` are until all of them are there: beside it, but at once in a device or pipe."""
+    path = path.resolve()
+    return path.with_name(f"{path.name}.part") if path.is_file() or not path.exists() else path
+
+
 async def run_in_order(
     url: str,
     calls: Iterable[ToolCall],
     on_answer: Callable[[ToolCall, Answer], None],
     on_done: Callable[[], None],
 ) -> None:
-    """Run calls and hand on their answers in the order of the calls; `on_done` is told of each end at once.
+    """Run calls and hand on their answers in the order of the calls; `on_done` is told of each at once.
 
     Holds a bounded number of calls and answers at a time. Raises Unavailable if there is no gateway.
     """
@@ -70,6 +97,10 @@ async def run_in_order(
         window.popleft()
         on_answer(call, answer)
 
+    def note(task: asyncio.Task[list[Answer]]) -> None:
+        if not task.cancelled():
+            on_done()
+
     async with SandboxClient(url) as client:
         await client.status()
         try:
@@ -77,7 +108,7 @@ async def run_in_order(
                 if len(window) == _WINDOW:
                     await hand_on()
                 task = asyncio.create_task(client.run_many([call]))
-                task.add_done_callback(lambda _: on_done())
+                task.add_done_callback(note)
                 window.append((call, task))
             while window:
                 await hand_on()

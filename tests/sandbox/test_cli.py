@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -214,6 +215,84 @@ async def test_map_needs_a_service_and_a_file(tmp_path: Path) -> None:
     assert nobody.code == nothing.code == 1
     assert "sandbox: http://127.0.0.1:1 does not answer" in nobody.err
     assert nothing.err == "sandbox: cannot read /nowhere.jsonl: No such file or directory\n"
+
+
+async def test_map_keeps_what_there_was_until_it_has_all(tmp_path: Path) -> None:
+    """Without a service an older output stays; with one it is replaced, also where a link leads to it."""
+    calls = lines(tmp_path / "calls.jsonl", {"code": "1"})
+    older = lines(tmp_path / "older.jsonl", {"precious": 1})
+    before = older.read_bytes()
+    link = tmp_path / "link"
+    link.symlink_to(older)
+    nobody = await command("map", calls, "-o", link, "--url", "http://127.0.0.1:1")
+    assert (nobody.code, older.read_bytes()) == (1, before)
+    assert "so far" not in nobody.err
+    async with FakeGateway() as gateway:
+        ended = await command("map", calls, "-o", link, "--url", gateway.url)
+    assert (ended.code, link.is_symlink()) == (0, True)
+    assert ToolResult.model_validate_json(older.read_text()).stdout == "1"
+    assert sorted(os.listdir(tmp_path)) == ["calls.jsonl", "link", "older.jsonl"]  # noqa: PTH208
+
+
+async def test_map_does_not_write_over_its_calls(tmp_path: Path) -> None:
+    """The file of calls is refused as output, by any name, and also where the unfinished output would lie."""
+    calls = lines(tmp_path / "calls.jsonl.part", {"code": "1"})
+    before = calls.read_bytes()
+    (tmp_path / "link").symlink_to(calls)
+    for output in (calls, tmp_path / "link", tmp_path / "calls.jsonl"):
+        ended = await command("map", calls, "-o", output)
+        assert (ended.code, calls.read_bytes()) == (1, before)
+        assert "would overwrite the calls" in ended.err
+        assert ended.err.count("\n") == 1
+
+
+async def test_map_says_that_it_cannot_write(tmp_path: Path) -> None:
+    """A folder that is not there and a full device are one line each, and exit code 1."""
+    calls = lines(tmp_path / "calls.jsonl", {"code": "1"})
+    async with FakeGateway() as gateway:
+        nowhere = await command("map", calls, "-o", "/nowhere/x", "--url", gateway.url)
+        full = await command("map", calls, "-o", "/dev/full", "--url", gateway.url)
+        words = f"{sys.executable} -m sandbox map {calls} --url {gateway.url} >/dev/full"
+        shell = await asyncio.create_subprocess_shell(words, stderr=asyncio.subprocess.PIPE)
+        _, err = await shell.communicate()
+    last = [nowhere.err, full.err, err.decode()]
+    assert [text.splitlines()[-1] for text in last] == [
+        "sandbox: cannot write /nowhere/x: No such file or directory",
+        "sandbox: cannot write /dev/full: No space left on device",
+        "sandbox: cannot write to stdout: No space left on device",
+    ]
+    assert (nowhere.code, full.code, shell.returncode) == (1, 1, 1)
+    assert "Traceback" not in "".join(last)
+
+
+async def test_map_keeps_what_was_done_when_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C ends it with 130, says where the answers so far are, and counts no cancelled call as done."""
+    calls = lines(
+        tmp_path / "calls.jsonl", {"id": "a", "code": "1"}, {"id": "b", "code": "hold"}, {"code": "hold"}
+    )
+
+    async def answer(request: Request) -> None:
+        for index, call in enumerate(request.calls):
+            if call["code"] != "hold":
+                await request.line(index, result(call, stdout="x" * 100_000))
+        await asyncio.Event().wait()
+
+    async with FakeGateway(answer) as gateway:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "sandbox", "map", calls, "-o", tmp_path / "out", "--url", gateway.url,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        part = tmp_path / "out.part"
+        while not (part.exists() and part.stat().st_size):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # nothing tells us that a file grew
+        assert process.stderr is not None
+        process.send_signal(signal.SIGINT)
+        err = (await process.stderr.read()).decode()
+        code = await process.wait()
+    assert code == 130
+    assert f"sandbox: the answers so far are in {tmp_path}/out.part" in err
+    assert "1/3" in err
+    assert not (tmp_path / "out").exists()
 
 
 async def test_map_holds_a_bounded_number_of_calls() -> None:
