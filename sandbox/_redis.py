@@ -8,6 +8,7 @@ What may be repeated is for the caller to know.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -225,8 +226,18 @@ def _one_meaning() -> Iterator[None]:
 
     An error that Redis answers is of this sort too: OOM, LOADING, READONLY, MISCONF, NOAUTH say that it does
     not serve us now. RuntimeError is what uvloop raises for a write after a connection was reset.
+
+    A cancellation rises also when redis-py swallowed it: before Python 3.12 its `asyncio.wait_for` around a write
+    returns what is done instead, and a loop that was to end would go on for ever.
     """
+    task = asyncio.current_task()
+    assert task is not None
+    cancellations = task.cancelling()
     try:
         yield
     except (RedisError, OSError, RuntimeError) as exc:
+        if task.cancelling() > cancellations:
+            raise asyncio.CancelledError from exc
         raise Unavailable(f"Redis does not serve us ({type(exc).__name__})", retry_after_s=1.0) from exc
+    if task.cancelling() > cancellations:
+        raise asyncio.CancelledError

@@ -245,7 +245,7 @@ class Worker:
     async def _drain(
         self, take: asyncio.Task[None], settle: asyncio.Task[None], heartbeat: asyncio.Task[None]
     ) -> None:
-        """The loops are told to end, never cancelled: under Python 3.11 a Redis client may swallow a cancellation."""
+        """The loops are told to end and not cancelled, so that no command of theirs is cut off half way."""
         self.stop()
         log.info("draining", extra={"running": len(self._serving)})
         await asyncio.wait([take])  # its read brings what it took, or nothing, within a second

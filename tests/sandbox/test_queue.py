@@ -569,6 +569,19 @@ def test_a_connection_that_was_reset_is_unavailable_once(redis_server, loop_fact
         runner.run(main())
 
 
+async def test_a_cancellation_is_never_lost(queue: CallQueue) -> None:
+    """At whatever step of a command it comes, it ends the task; a loop that redis-py kept from it would never end."""
+    for turns in range(6):
+        for _ in range(5):
+            asking = asyncio.create_task(queue.ping())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if asking.cancel():
+                await asyncio.wait({asking})
+                assert asking.cancelled(), f"lost after {turns} turns of the loop"
+    await queue.ping()
+
+
 async def test_a_demoted_redis_is_unavailable(redis_server, queue: CallQueue) -> None:
     """A replica that refuses writes counts as no Redis, and as Redis again when it is a master."""
     with redis_server.client() as stranger:
