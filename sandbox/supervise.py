@@ -5,9 +5,10 @@ process with one thread and one event loop, and knows nothing of what the progra
 running by a task of its own; children that start and end together are a stage.
 
 Who may die. A child: it is started again, after a pause that doubles with every early death. A child that was
-never well, and died early three times or says that its start is refused, is given up, and the whole stack with
-it. Whatever a dead child leaves in its process group is killed before its next life. The supervisor, killed:
-every child has asked the kernel for SIGTERM at its parent's death (PR_SET_PDEATHSIG), so none stays behind.
+never well, and died early three times or says that its start is refused, however long it took to find out, is
+given up, and the whole stack with it. All are well once the stack was ready. Whatever a dead child leaves in its
+process group is killed before its next life. The supervisor, killed: every child has asked the kernel for SIGTERM
+at its parent's death (PR_SET_PDEATHSIG), so none stays behind.
 
 That request is made between fork and exec (`preexec_fn`). A small program in between that asks and execs would
 cost an interpreter's start for each child, and `preexec_fn` is dangerous only beside other threads, of which
@@ -57,7 +58,7 @@ class Program:
     environ: Mapping[str, str]
     grace_s: float
     fds: Sequence[int] = ()
-    well_after_s: float = 5.0  # a life as long as this was no failed start
+    well_after_s: float = 5.0  # a life as long as this was no failed start, unless it says so itself
 
 
 class Child:
@@ -65,6 +66,7 @@ class Child:
 
     def __init__(self, program: Program, give_up: Callable[[BaseException], None]) -> None:
         self.program = program
+        self.was_well = False  # from then on it is started again, whatever it dies of
         self._give_up = give_up
         self._stopping = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -94,17 +96,16 @@ class Child:
             self._give_up(exc)
 
     async def _keep_running(self) -> None:
-        was_well = False
         early_deaths = 0
         while not self._stopping.is_set():
             born = time.monotonic()
             code = await self._live()
             if self._stopping.is_set():
                 break
-            if time.monotonic() - born >= self.program.well_after_s:
-                was_well, early_deaths = True, 0
+            if code != _REFUSED and time.monotonic() - born >= self.program.well_after_s:
+                self.was_well, early_deaths = True, 0
             early_deaths += 1
-            if not was_well and (code == _REFUSED or early_deaths >= _MOST_EARLY_DEATHS):
+            if not self.was_well and (code == _REFUSED or early_deaths >= _MOST_EARLY_DEATHS):
                 raise ConfigError(self._obituary(code))
             pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (early_deaths - 1))
             fields = {"child": self.program.name, "exit_code": code, "again_in_s": pause_s}
@@ -262,6 +263,9 @@ class Supervisor:
             self._children[stage.name] = [Child(program, give_up) for program in stage.programs]
             if stage.ready is not None:
                 await stage.ready()
+        if stage.ready is not None:  # the last one waits for the whole stack
+            for child in itertools.chain.from_iterable(self._children.values()):
+                child.was_well = True
 
     async def _bring_down(self) -> None:
         for listener in self._listeners:

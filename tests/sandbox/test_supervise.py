@@ -151,6 +151,42 @@ async def test_a_refused_start_is_not_tried_again(nursery: Nursery, tmp_path: Pa
     assert count.read_text() == "x"
 
 
+async def test_a_slow_refusal_is_one_too(nursery: Nursery) -> None:
+    """A child that lived long enough to count as well, and then refuses its start, is given up all the same."""
+    slow = Program("slow", [sys.executable, "-c", "raise SystemExit(2)"], {}, grace_s=30.0, well_after_s=0.0)
+    nursery.start(slow)
+    assert "slow does not stay up (exit code 2)" in str(await nursery.failures.get())
+
+
+async def test_a_refusal_after_the_stack_was_ready_is_tried_again(nursery: Nursery, tmp_path: Path) -> None:
+    """A child that comes back to a host which refuses it for a while ends no stack that has served."""
+    away = tmp_path / "away"
+    code = f"""
+import os, sys
+if os.path.exists({str(away)!r}):
+    os.unlink({str(away)!r})
+    sys.exit(2)
+os.execv(sys.executable, [sys.executable, "-c", os.environ["PROGRAM"], *sys.argv[1:]])
+"""
+    program = Program(
+        "a", [sys.executable, "-c", code, "a", str(nursery.port)], {"PROGRAM": PROGRAM}, grace_s=30.0
+    )
+    ready = asyncio.Event()
+
+    async def wait_until_ready() -> None:
+        await ready.wait()
+        away.touch()
+        os.kill(first.pid, signal.SIGKILL)  # its end is seen after we return
+
+    running = asyncio.create_task(Supervisor([Stage("one", [program], wait_until_ready)]).run())
+    first = await nursery.born()
+    ready.set()
+    await nursery.born()
+    assert not away.exists()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+
+
 async def test_a_program_that_is_not_there_is_given_up(nursery: Nursery) -> None:
     """The error names the child and the file."""
     nursery.start(Program("lost", ["/nowhere/at-all"], {}, grace_s=1.0))
