@@ -59,6 +59,7 @@ class Program:
     grace_s: float
     fds: Sequence[int] = ()
     well_after_s: float = 5.0  # a life as long as this was no failed start, unless it says so itself
+    quiet: bool = False  # what it says is shown only when it ends unasked
 
 
 class Child:
@@ -109,6 +110,8 @@ class Child:
                 raise ConfigError(self._obituary(code))
             pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (early_deaths - 1))
             fields = {"child": self.program.name, "exit_code": code, "again_in_s": pause_s}
+            if self.program.quiet:
+                fields["said"] = list(self._last_lines)
             log.warning("child ended", extra=fields)
             with contextlib.suppress(TimeoutError):  # the end of the pause
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
@@ -117,7 +120,7 @@ class Child:
         """One life of the program; its exit code, negative for a signal."""
         self._last_lines.clear()
         ours, theirs = os.pipe()
-        with contextlib.closing(_Relay(ours, self._last_lines)):
+        with contextlib.closing(_Relay(ours, self._last_lines, quiet=self.program.quiet)):
             try:
                 self._process = process = _spawn(self.program, theirs)
             except OSError as exc:
@@ -175,11 +178,12 @@ async def _end_of(pid: int) -> None:
 class _Relay:
     """What comes out of a pipe goes to our stderr by whole lines, so that children do not mix theirs."""
 
-    def __init__(self, fd: int, last_lines: deque[str]) -> None:
+    def __init__(self, fd: int, last_lines: deque[str], *, quiet: bool) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
         self._rest = b""
         self._last_lines = last_lines
+        self._quiet = quiet
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(fd, self._read)
 
@@ -205,6 +209,8 @@ class _Relay:
 
     def _write(self, lines: list[bytes]) -> None:
         self._last_lines.extend(line.decode(errors="replace") for line in lines)
+        if self._quiet:
+            return
         sys.stderr.buffer.write(b"".join(line + b"\n" for line in lines))
         sys.stderr.buffer.flush()
 

@@ -232,6 +232,18 @@ async def test_what_children_say_goes_to_stderr_by_whole_lines(
     assert capfdbinary.readouterr() == (b"", "a\xff\nb\nc\n".encode() * 3)
 
 
+async def test_a_quiet_child_is_heard_when_it_fails(
+    nursery: Nursery, capfdbinary: pytest.CaptureFixture[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it says goes nowhere while all is well, and into the log and the error when it ends unasked."""
+    code = "import sys; print('banner', flush=True); sys.exit('reason')"
+    child = nursery.start(Program("q", [sys.executable, "-c", code], {}, grace_s=30.0, quiet=True))
+    assert "banner\n    reason" in str(await nursery.failures.get())
+    await child.stop()
+    assert capfdbinary.readouterr().err == b""
+    assert [vars(record)["said"] for record in caplog.records] == [["banner", "reason"]] * 2
+
+
 async def test_stages_start_in_order_and_end_backwards(nursery: Nursery) -> None:
     """The second stage starts when the first is ready; at the end the first is asked when the second is gone."""
     ready = asyncio.Event()
