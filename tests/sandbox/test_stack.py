@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import socket
@@ -108,6 +109,29 @@ async def test_up_starts_a_redis_that_the_children_are_told_of(up: Up, tmp_path:
     assert variables["SANDBOX_REDIS__URL"] == f"unix://{directory}/redis.sock"
     assert directory.stat().st_mode & 0o777 == 0o700
     assert variables["SANDBOX_WORKER__SLOTS"] == str(max(1, len(os.sched_getaffinity(0))))
+
+
+async def test_up_says_nothing_of_its_redis(up: Up) -> None:
+    """Neither a server's greeting nor its advice to the host stands among the service's own lines."""
+    process = await up()
+    await url_of(process)
+    process.send_signal(signal.SIGTERM)
+    _, log = await process.communicate()
+    assert [line for line in log.decode().splitlines() if not line.startswith("{")] == []
+
+
+async def test_a_killed_stack_leaves_nothing_for_long(up: Up, tmp_path: Path) -> None:
+    """After kill -9 of the supervisor the next one removes what the first could not."""
+    first = await up()
+    await url_of(first)
+    [left] = redis_directories(tmp_path)
+    first.kill()
+    fd = os.open(left, os.O_RDONLY)
+    await asyncio.to_thread(fcntl.flock, fd, fcntl.LOCK_EX)  # until its Redis has ended too
+    os.close(fd)
+    await url_of(await up())
+    assert not left.exists()
+    assert len(redis_directories(tmp_path)) == 1
 
 
 async def test_up_uses_the_redis_that_there_is(up: Up, tmp_path: Path) -> None:
