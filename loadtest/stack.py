@@ -2,9 +2,10 @@
 
 Theory of operation. The supervisor gets a session of its own, so that Ctrl-C in our terminal reaches us alone
 and the stop has one order: we leave the `with` block, the supervisor gets SIGTERM, drains, and ends what it
-started. After `_STOP_S`, or at a second Ctrl-C, its whole process group gets SIGKILL. SIGTERM and SIGHUP to
-us leave the `with` block as well. The supervisor's log goes to a file whose end is quoted when the start
-fails; its stdout is read to the end by a thread, so that a full pipe can never stop it.
+started. After `_STOP_S`, or at a second Ctrl-C, it gets a second SIGTERM, at which it kills all that it started;
+one that does not is killed itself. SIGTERM and SIGHUP to us leave the `with` block as well. The supervisor's log
+goes to a file whose end is quoted when the start fails; its stdout is read to the end by a thread, so that a full
+pipe can never stop it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO
 
@@ -26,6 +27,7 @@ from sandbox import ConfigError
 
 _START_S = 60.0  # the first start of all compiles byte code
 _STOP_S = 60.0  # longer than the workers' grace
+_KILL_S = 5.0
 _LISTENING = re.compile(r"listening on (?P<url>http://\S+)")
 
 
@@ -75,10 +77,15 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(timeout=_STOP_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit):
+        process.terminate()  # asked twice, it kills all that it started
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_KILL_S)
         raise
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _end_of(log: IO[bytes], length: int = 12) -> str:
