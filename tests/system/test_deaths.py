@@ -41,13 +41,17 @@ def whole(the_stack: Stack) -> Stack:
     return the_stack
 
 
-def jails_of(worker: int) -> list[Process]:
-    return [process for process in alive() if process.parent == worker and "nsjail" in process.command]
+def jails_of(worker: int) -> list[list[Process]]:
+    """The jails of a worker that have a forkserver: nsjail, forkserver, and what that runs now."""
+    now = alive()
+    nsjails = [process for process in now if process.parent == worker and "nsjail" in process.command]
+    jails = [[nsjail, *family(nsjail.pid, now)] for nsjail in nsjails]
+    return [jail for jail in jails if len(jail) > 1]
 
 
 def has_all_jails(worker: int) -> None:
-    """Wait until a worker has a jail with a forkserver for each preload."""
-    until(lambda: sum(bool(family(jail.pid)) for jail in jails_of(worker)) == len(PRELOADS), "all jails")
+    """Wait until a worker has a jail for each preload."""
+    until(lambda: len(jails_of(worker)) == len(PRELOADS), "all jails")
 
 
 def test_a_worker_that_is_asked_to_end_loses_no_call(whole: Stack) -> None:
@@ -100,8 +104,7 @@ def kill_in_use(whole: Stack, name: str, below: int) -> None:
     load.wait_answers(40)
     broken: set[Process] = set()
     for worker in workers:
-        jails = [[jail, *family(jail.pid)] for jail in jails_of(worker)]
-        in_use = max(jails, key=len)
+        in_use = max(jails_of(worker), key=len)
         os.kill(in_use[below].pid, signal.SIGKILL)
         broken.update(in_use)
     assert right_or_fault(load) >= 300
@@ -141,7 +144,8 @@ def test_redis_is_silent_for_a_while(whole: Stack) -> None:
 def test_redis_is_killed(whole: Stack) -> None:
     """A Redis that comes back empty: what it held is answered as a fault, and all goes on in the same processes."""
     before = (whole.gateways, whole.workers)
-    [redis] = [process for process in alive() if process.pid == whole.redis]
+    pid = whole.redis
+    [redis] = [process for process in alive() if process.pid == pid]
     load = Load(whole.url, "redis", 400, deadline_s=3, limits={"wall_s": 1})
     load.wait_answers(40)
     with frozen(whole.pid):  # so that there is none until we have looked

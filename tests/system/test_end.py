@@ -67,7 +67,7 @@ def test_a_second_signal_ends_a_stack_at_once() -> None:
         running.send(signal.SIGTERM)
         running.wait()
         gone(processes)
-        assert time.monotonic() - asked < 15
+        assert time.monotonic() - asked < 30
         assert long.broke_off()
         assert left_on_disk(running) == []
         assert not listens(running)
