@@ -195,6 +195,10 @@ def _raise_first_error(answers: Sequence[Any]) -> None:
 
 
 def _client(url: str, kind: type[ConnectionPool], timeout_s: float) -> Redis:
+    if not url:
+        raise ConfigError(
+            "there is no Redis to use: set REDIS_URL, or `url` below [redis] in the settings file"
+        )
     try:
         options: dict[str, Any] = {**parse_url(url)}
     except ValueError as exc:

@@ -649,6 +649,12 @@ def test_a_url_that_is_none_stops_the_start() -> None:
         CallQueue(RedisSettings(url="localhost:6379"))
 
 
+def test_no_url_is_named_with_the_way_to_give_one() -> None:
+    """Who starts a program without a Redis reads which setting is missing, and not what a URL looks like."""
+    with pytest.raises(ConfigError, match=r"set REDIS_URL, or `url` below \[redis\]"):
+        CallQueue(RedisSettings())
+
+
 async def test_a_url_cannot_make_the_library_retry(redis_server) -> None:
     """Options in the URL's query do not shorten the timeouts that blocking reads rely on."""
     url = f"{redis_server.settings.url}?socket_timeout=0.01&retry_on_timeout=yes&protocol=3"
