@@ -19,6 +19,12 @@ from sandbox.redis_server import RedisServer, wait_ready
 from sandbox.settings import RedisSettings
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """Let Ctrl-C end the programs that tests start, also below a shell or runner that ignores it for us."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class RunningRedis:
     """A Redis process of the test's own, which the test may freeze, kill and start again at the same place."""
 
