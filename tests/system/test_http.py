@@ -135,7 +135,7 @@ def test_a_call_that_cannot_start_in_time(service: Stack) -> None:
         return list(service.http.post("/v1/batch", json={"calls": calls}).json()["results"])
 
     [worker] = service.http.get("/v1/status").json()["workers"]
-    late = {"code": "print(1)", "deadline_s": 0.01}
+    late: dict[str, Any] = {"code": "print(1)", "deadline_s": 0.01}
     with ThreadPoolExecutor() as threads:
         blocked = threads.submit(batch, *[ENDLESS_CALL] * worker["slots"])
         until(lambda: backlog()["running"] == worker["slots"], "a full worker")
