@@ -28,12 +28,13 @@ from rich.table import Table
 from sandbox import jsonl
 from sandbox.calls import MIB, CallStatus, ToolCall, ToolResult, parse_call
 from sandbox.client import DEFAULT_URL, SandboxClient
-from sandbox.errors import ConfigError, SandboxError
+from sandbox.errors import CallTooLarge, ConfigError, InvalidCall, SandboxError
 from sandbox.settings import PREFIX, load_settings
 from sandbox.wire import Answer
 
-#: Exit codes of `sandbox run` beside the program's own and 128 + the signal that ended it. 124 and 125 mean
-#: what they mean to timeout(1) and docker run.
+#: Exit codes of `sandbox run` beside the program's own and 128 + the signal that ended it. 2 means what it means
+#: to most commands, 124 and 125 what they mean to timeout(1) and docker run.
+EXIT_MISUSE = 2
 EXIT_OUTPUT_LIMIT = 122
 EXIT_MEMORY_LIMIT = 123
 EXIT_TIMEOUT = 124
@@ -43,8 +44,11 @@ _RUN_HELP = f"""Run one program and end as it ended.
 
 Its stdout and stderr become ours, and so does its exit code; 128 + N if signal N ended it. A program that a
 limit ended: {EXIT_TIMEOUT} time, {EXIT_MEMORY_LIMIT} memory, {EXIT_OUTPUT_LIMIT} output. {EXIT_FAULT}: the
-service failed or was not there. A line on stderr says which.
+service failed or was not there. {EXIT_MISUSE}: it refuses such a call. A line on stderr says which.
 """
+
+#: Fields of a call in errors, in the words of the command line.
+_OPTIONS = {"limits.wall_s": "--wall", "limits.cpu_s": "--cpu", "limits.memory_bytes": "--memory, in bytes"}
 
 app = typer.Typer(
     name="sandbox",
@@ -162,8 +166,9 @@ def show(answer: Answer, *, as_json: bool) -> int:
     if isinstance(answer, SandboxError):
         if as_json:
             print(json.dumps(answer.to_wire()))
-        print(f"sandbox: {type(answer).__name__}: {answer.message}", file=sys.stderr)
-        return EXIT_FAULT
+        field, colon, rule = answer.message.partition(":")
+        print(f"sandbox: {type(answer).__name__}: {_OPTIONS.get(field, field)}{colon}{rule}", file=sys.stderr)
+        return EXIT_MISUSE if isinstance(answer, InvalidCall | CallTooLarge) else EXIT_FAULT
     if as_json:
         print(answer.model_dump_json())
     else:

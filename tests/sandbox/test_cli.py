@@ -17,8 +17,9 @@ import pytest
 from packaging.requirements import Requirement
 
 import sandbox
-from sandbox import CallStatus, InvalidCall, SandboxError, ToolCall, ToolResult
+from sandbox import CallStatus, InvalidCall, SandboxError, ToolCall, ToolResult, Unavailable
 from sandbox.cli import show
+from sandbox.errors import CallTooLarge
 from sandbox.jail.hostcheck import check_host
 from sandbox.jsonl import _WINDOW, run_in_order
 from sandbox.settings import load_settings
@@ -141,10 +142,34 @@ def test_every_status_is_in_that_table() -> None:
 
 def test_an_error_is_json_too_when_asked(capfd: pytest.CaptureFixture[str]) -> None:
     """A program that reads --json gets the error in the gateway's words."""
-    assert show(InvalidCall("code: bad"), as_json=True) == 125
+    assert show(InvalidCall("code: bad"), as_json=True) == 2
     out, err = capfd.readouterr()
     assert json.loads(out) == {"error": {"name": "InvalidCall", "message": "code: bad"}}
     assert err == "sandbox: InvalidCall: code: bad\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InvalidCall("limits.wall_s: 100 is above"), 2, "InvalidCall: --wall: 100 is above"),
+        (InvalidCall("limits.memory_bytes: too few"), 2, "InvalidCall: --memory, in bytes: too few"),
+        (CallTooLarge("the body is over 9 bytes"), 2, "CallTooLarge: the body is over 9 bytes"),
+        (Unavailable("nobody there: no"), 125, "Unavailable: nobody there: no"),
+    ],
+)
+def test_what_the_caller_did_wrong_is_no_fault_of_the_service(
+    error: SandboxError, code: int, line: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A call that is refused is misuse, told in the words of the options; 125 is left to the service."""
+    assert show(error, as_json=False) == code
+    assert capfd.readouterr().err == f"sandbox: {line}\n"
+
+
+async def test_a_limit_below_the_least_is_misuse() -> None:
+    """It is refused before anything is sent, with the option's name."""
+    ended = await command("run", "-c", "1", "--memory", "1")
+    assert ended.code == 2
+    assert ended.err.startswith("sandbox: InvalidCall: --memory, in bytes: ")
 
 
 def lines(path: Path, *calls: dict[str, Any]) -> Path:
