@@ -29,7 +29,7 @@ from sandbox import jsonl
 from sandbox.calls import MIB, CallStatus, ToolCall, ToolResult, parse_call
 from sandbox.client import DEFAULT_URL, SandboxClient
 from sandbox.errors import CallTooLarge, ConfigError, InvalidCall, SandboxError
-from sandbox.settings import PREFIX, load_settings
+from sandbox.settings import PREFIX, JailSettings, load_settings
 from sandbox.wire import Answer
 
 #: Exit codes of `sandbox run` beside the program's own and 128 + the signal that ended it. 2 means what it means
@@ -262,14 +262,22 @@ def _telling_what_is_there(output: Path | None) -> Iterator[None]:
 
 @app.command()
 def doctor() -> None:
-    """Say what this host offers and lacks for each isolation level, and the remedy for what it lacks."""
-    from sandbox.jail.hostcheck import check_host  # noqa: PLC0415 - needs the server's packages
+    """Say what this host offers and lacks for each isolation level, and the remedy for what it lacks.
+
+    Where nothing is lacking it opens a jail and tries its walls, as a worker does at its start.
+    """
+    from sandbox.jail.hostcheck import Check, check_host  # noqa: PLC0415 - needs the server's packages
 
     jail = load_settings().jail
     checks = check_host(jail)
-    console = Console()
+    if all(check.ok for check in checks if check.level == jail.level):
+        fault = asyncio.run(_try_jail(jail))
+        checks.append(Check("self-test", jail.level, not fault, fault or "a jail opens and its walls hold"))
+    # What reads a pipe wants each check on a line of its own, however long.
+    is_terminal = sys.stdout.isatty()
+    console = Console() if is_terminal else Console(width=10_000)
     for level in dict.fromkeys(check.level for check in checks):
-        table = Table("check", "", title=level, title_justify="left", expand=True)
+        table = Table("check", "", title=level, title_justify="left", expand=is_terminal)
         table.add_column("found", overflow="fold")
         table.add_column("remedy", overflow="fold")
         for check in checks:
@@ -280,6 +288,24 @@ def doctor() -> None:
     if lacking:
         raise ConfigError(f"this host does not give the level {jail.level}: {', '.join(lacking)}")
     console.print(f"This host gives the level {jail.level}.")
+
+
+async def _try_jail(settings: JailSettings) -> str:
+    """What a worker with these settings would refuse its start for; empty where it would serve."""
+    from sandbox.jail import PRELOADS, Jail, Slots, prepare  # noqa: PLC0415 - needs the server's packages
+    from sandbox.jail.selftest import check_walls  # noqa: PLC0415
+
+    try:
+        host = prepare(settings, slots=1)
+        with contextlib.closing(Slots(host)) as slots:
+            jail = await Jail.start(host, PRELOADS[0])
+            try:
+                await check_walls(jail, slots.free[0])
+            finally:
+                await jail.close()
+    except SandboxError as exc:
+        return exc.message
+    return ""
 
 
 @runtime_app.command()

@@ -357,9 +357,18 @@ async def test_doctor_shows_every_check_and_says_whether_the_level_is_given() ->
     """The table has what `check_host` found, and the exit code is 1 if the configured level lacks something."""
     jail = load_settings({}).jail
     checks = await asyncio.to_thread(check_host, jail)
-    ended = await command("doctor", COLUMNS="300")
+    ended = await command("doctor")
     assert [check.name for check in checks if check.name not in ended.out] == []
     assert ended.code == int(any(not check.ok and check.level == jail.level for check in checks))
+    assert ("a jail opens and its walls hold" in ended.out) == (ended.code == 0)
+
+
+async def test_doctor_keeps_each_check_on_one_line_of_a_pipe(tmp_path: Path) -> None:
+    """A path with spaces, however long, can be found by a program that reads the output."""
+    missing = tmp_path / "no such" / "runtime here" / ("x" * 100)
+    ended = await command("doctor", SANDBOX_JAIL__RUNTIME=missing)
+    assert f"there is no runtime environment at {missing}; run `sandbox runtime build`" in ended.out
+    assert (ended.code, "self-test" in ended.out) == (1, False)
 
 
 async def test_runtime_build_says_what_it_lacks_in_one_line(tmp_path: Path) -> None:
