@@ -64,7 +64,7 @@ class Seen:
 def main(
     corpus: Annotated[
         Path | None,
-        typer.Option(help="Recorded programs, one JSON object a line. [default: ToRA's, if there]"),
+        typer.Option(help="Recorded programs, one JSON object a line; by default ToRA's, if there."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All programs of the corpus.")] = False,
     callers: Annotated[int, typer.Option(min=1, help="Calls in flight at a time.")] = 8,

@@ -78,15 +78,15 @@ def main() -> None:
 
 @app.command()
 def up(
-    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
-    port: Annotated[int | None, typer.Option(help="0 takes a free one.", show_default="8000")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free one. [default: 8000]")] = None,
     gateways: Annotated[int, typer.Option(min=1, help="Gateway processes.")] = 1,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes.", show_default="one for each four cores")
+        int | None, typer.Option(min=1, help="Worker processes. [default: one for each four cores]")
     ] = None,
     slots: Annotated[
         int | None,
-        typer.Option(help="Calls that each worker runs at a time.", show_default="two for each core"),
+        typer.Option(help="Calls that each worker runs at a time. [default: two for each core]"),
     ] = None,
 ) -> None:
     """Run the whole service on this machine: Redis (unless REDIS_URL is set), gateways, workers."""
@@ -112,10 +112,14 @@ def gateway(context: typer.Context) -> None:
     _become("gateway", context.args)
 
 
-@app.command(context_settings=_PASS_ON)
-def worker(context: typer.Context) -> None:
-    """Run one worker, as `python -m worker` does."""
-    _become("worker", context.args)
+@app.command()
+def worker() -> None:
+    """Run one worker, as `python -m worker` does: it takes calls from Redis and runs them in jails.
+
+    It has no options. REDIS_URL says where the calls are, and SANDBOX_WORKER__SLOTS, for one, how many it runs
+    at a time.
+    """
+    _become("worker", [])
 
 
 def _become(program: str, args: list[str]) -> Never:
@@ -210,9 +214,7 @@ def _read_text(file: str) -> str:
 @app.command("map")
 def map_file(
     file: Annotated[Path, typer.Argument(help="One call a line, as JSON; only `code` is required.")],
-    output: Annotated[
-        Path | None, typer.Option("-o", help="Where results go.", show_default="stdout")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", help="Where results go. [default: stdout]")] = None,
     lenient: Annotated[
         bool, typer.Option("--lenient", help="Ignore fields of a line that are none of a call.")
     ] = False,
@@ -310,9 +312,7 @@ async def _try_jail(settings: JailSettings) -> str:
 
 @runtime_app.command()
 def build(
-    python: Annotated[
-        Path | None, typer.Option(help="Interpreter for programs.", show_default="ours")
-    ] = None,
+    python: Annotated[Path | None, typer.Option(help="Interpreter for programs. [default: ours]")] = None,
     packages: Annotated[Path | None, typer.Option(help="Requirements file in place of ours.")] = None,
 ) -> None:
     """Make or renew the environment that programs see, at the place that the setting jail.runtime names."""

@@ -380,13 +380,28 @@ async def test_runtime_build_says_what_it_lacks_in_one_line(tmp_path: Path) -> N
     assert "Traceback" not in ended.err
 
 
-@pytest.mark.parametrize("program", ["gateway", "worker"])
-async def test_programs_get_all_words_that_follow(tmp_path: Path, program: str) -> None:
+async def test_the_gateway_gets_all_words_that_follow(tmp_path: Path) -> None:
     """`sandbox gateway` is `python -m gateway` with the same options, also --help, and ends as it ends."""
-    code = "import sys; print(sys.argv[1:]); sys.exit(5)"
-    (tmp_path / f"{program}.py").write_text(code)
-    ended = await command(program, "--fd", "7", "--help", PYTHONPATH=tmp_path)
+    (tmp_path / "gateway.py").write_text("import sys; print(sys.argv[1:]); sys.exit(5)")
+    ended = await command("gateway", "--fd", "7", "--help", PYTHONPATH=tmp_path)
     assert (ended.code, ended.out) == (5, "['--fd', '7', '--help']\n")
+
+
+async def test_the_worker_has_no_options(tmp_path: Path) -> None:
+    """`sandbox worker` is `python -m worker` and ends as it ends; --help says what it does, and more is misuse."""
+    (tmp_path / "worker.py").write_text("import sys; print(sys.argv[1:]); sys.exit(5)")
+    ended = await command("worker", PYTHONPATH=tmp_path)
+    assert (ended.code, ended.out) == (5, "[]\n")
+    helped = await command("worker", "--help", PYTHONPATH=tmp_path)
+    assert (helped.code, "REDIS_URL says where the calls are" in helped.out) == (0, True)
+    assert (await command("worker", "--fd", "7", PYTHONPATH=tmp_path)).code == 2
+
+
+async def test_help_shows_defaults_plainly() -> None:
+    """A default that the settings hold reads like one that the command line holds."""
+    ended = await command("up", "--help", COLUMNS="200")
+    assert "[default: 8000]" in ended.out
+    assert "[default: two for each core]" in ended.out
 
 
 async def test_an_unknown_setting_stops_the_start() -> None:
