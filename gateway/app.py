@@ -15,12 +15,13 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.gateway import Gateway, Queue
 from gateway.metrics import Metrics
 from gateway.openapi import add_hot_routes
-from gateway.pages import make_pages
+from gateway.pages import DOCS_FILES, make_pages
 from gateway.reader import CallerGone, CallReader
 from gateway.routes import BatchRoute, RunRoute, send_json
 from sandbox.errors import InternalError, SandboxError
@@ -51,6 +52,7 @@ def create_app(settings: Settings, queue: Queue) -> FastAPI:
         description=_DESCRIPTION,
         version=release,
         lifespan=lifespan,
+        docs_url=None,  # pages.py has one that needs no internet
         redoc_url=None,
         redirect_slashes=False,
         exception_handlers={HTTPException: _no_such_route},
@@ -61,7 +63,8 @@ def create_app(settings: Settings, queue: Queue) -> FastAPI:
         Route("/v1/run", RunRoute(gateway, reader), methods=["POST"]),
         Route("/v1/batch", BatchRoute(gateway, reader), methods=["POST"]),
     ]
-    app.include_router(make_pages(gateway, reader, release))
+    app.include_router(make_pages(gateway, reader, _TITLE, release))
+    app.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_offline", "static")]))
     app.add_middleware(Answers, metrics=gateway.metrics)
     return app
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
+from fastapi.openapi.docs import get_swagger_ui_html
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
+from starlette.responses import HTMLResponse
 
 from gateway.gateway import Gateway
 from gateway.reader import CallReader
@@ -12,6 +14,9 @@ from sandbox.calls import Limits
 from sandbox.errors import Unavailable
 from sandbox.queue import Backlog, WorkerInfo
 from sandbox.settings import CeilingSettings
+
+#: Where the parts of the page `/docs` are served, which FastAPI would let the browser fetch from a stranger.
+DOCS_FILES = "/docs/files"
 
 
 class Health(BaseModel):
@@ -44,7 +49,7 @@ class Status(BaseModel):
     limits: ServiceLimits
 
 
-def make_pages(gateway: Gateway, reader: CallReader, version: str) -> APIRouter:
+def make_pages(gateway: Gateway, reader: CallReader, title: str, version: str) -> APIRouter:
     """All routes but the two hot ones."""
     router = APIRouter()
     bounds = gateway.settings.gateway
@@ -91,6 +96,21 @@ def make_pages(gateway: Gateway, reader: CallReader, version: str) -> APIRouter:
     async def metrics() -> Response:
         """Numbers for Prometheus."""
         return Response(gateway.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        """The description of the routes, to read and to try. Its links are relative, for proxies with a prefix."""
+        files = DOCS_FILES.lstrip("/")
+        return get_swagger_ui_html(
+            openapi_url="openapi.json",
+            title=title,
+            swagger_js_url=f"{files}/swagger-ui-bundle.js",
+            swagger_css_url=f"{files}/swagger-ui.css",
+            swagger_favicon_url=f"{files}/favicon.png",
+            swagger_ui_parameters={
+                "validatorUrl": None
+            },  # or it shows our description to a stranger's service
+        )
 
     return router
 

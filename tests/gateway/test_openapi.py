@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -129,3 +130,17 @@ async def test_the_docs_are_served(serve: Serve) -> None:
         "/v1/status",
     }
     assert (await service.http.get("/docs")).status_code == 200
+
+
+async def test_the_docs_need_no_internet(serve: Serve) -> None:
+    """The page names no host, all that it loads is served beside it, and its script reads our OpenAPI version."""
+    http = (await serve()).http
+    page = (await http.get("/docs")).text
+    assert re.findall(r"//[\w.-]+", page) == []
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
+    parts = [await http.get(f"/{part}") for part in loaded]
+    assert [part.status_code for part in parts] == [200] * 3
+    [script] = [part.text for part in parts if "javascript" in part.headers["content-type"]]
+    assert "SwaggerUIBundle" in script
+    assert "openapi 3.1" in script.lower() or "OpenAPI31" in script
+    assert "url: 'openapi.json'" in page
