@@ -50,6 +50,9 @@ _REPLIES_PER_READ = 128
 #: An idle time beyond any lease, which makes an entry free for the next `reclaim`.
 _LONG_IDLE_MS = 86_400_000
 
+#: Holds what was handed back, so that the worker which gave it up can leave the group.
+_NOBODY = "nobody"
+
 
 @dataclass(frozen=True, slots=True)
 class QueuedCall:
@@ -149,7 +152,7 @@ class CallQueue:
             return []
         # COUNT is per stream: if both got a call meanwhile, both are brought, also when one was asked for.
         taken = await self._read(consumer, 1, block_s, *streams)
-        await self._hand_back(consumer, taken[count:])
+        await self.hand_back(taken[count:])
         return taken[:count]
 
     async def settle(self, done: Sequence[tuple[Delivery, ToolResult]]) -> None:
@@ -203,6 +206,17 @@ class CallQueue:
                 (entries,) = await self._link.send(("XCLAIM", stream, GROUP, consumer, idle_ms, *times))
                 reclaimed += await self._deliveries(stream, entries, times)
         return reclaimed
+
+    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Give up calls without an answer: the next `reclaim`, of anybody, finds them, and ours does not count."""
+        idle = ("IDLE", _LONG_IDLE_MS)
+        await self._link.send(
+            *(
+                ("XCLAIM", held.stream, GROUP, _NOBODY, 0, held.entry_id, *idle,
+                 "RETRYCOUNT", held.times_delivered - 1, "JUSTID")
+                for held in deliveries
+            )
+        )  # fmt: skip
 
     async def trim(self) -> None:
         """Forget settled calls, up to the oldest one that is still pending."""
@@ -302,13 +316,6 @@ class CallQueue:
         if garbage:
             await self._link.send(("XACK", stream, GROUP, *garbage))
         return taken
-
-    async def _hand_back(self, consumer: str, deliveries: Sequence[Delivery]) -> None:
-        """Give up calls unstarted: the next `reclaim`, of anybody, finds them idle and never delivered."""
-        free: tuple[str | int, ...] = ("IDLE", _LONG_IDLE_MS, "RETRYCOUNT", 0, "JUSTID")
-        await self._link.send(
-            *(("XCLAIM", given.stream, GROUP, consumer, 0, given.entry_id, *free) for given in deliveries)
-        )
 
 
 def _entry(stream: str, queued: QueuedCall) -> Command:

@@ -251,7 +251,7 @@ class Worker:
         await asyncio.wait([take])  # its read brings what it took, or nothing, within a second
         if self._serving:
             await asyncio.wait(self._serving, timeout=self._settings.grace_s)
-        for task in self._serving:  # over the grace: kill them, and leave their leases to others
+        for task in self._serving:  # over the grace: kill them, and leave them to others
             task.cancel()
         if self._serving:
             await asyncio.wait(self._serving)
@@ -263,6 +263,7 @@ class Worker:
 
     async def _leave(self) -> None:
         try:
+            await self._queue.hand_back(list(self._held.values()))
             await self._queue.retire(self.id)
         except Unavailable as exc:
             log.warning("Redis was away at the end; our leases will end", extra={"error": exc.message})
