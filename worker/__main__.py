@@ -40,12 +40,12 @@ async def serve(settings: Settings) -> None:
     task = asyncio.current_task()
     assert task is not None
     _on_signals(task.cancel)
+    queue = CallQueue(settings.redis)  # refuses a missing address before a jail is there
     try:
         pool = await JailPool.open(settings.jail, settings.worker.slots or default_slots())
     except asyncio.CancelledError:
         log.info("asked to stop before the first jail was there")
         return
-    queue = CallQueue(settings.redis)
     try:
         metrics = WorkerMetrics()
         worker = Worker(settings.worker, queue, pool, metrics)
