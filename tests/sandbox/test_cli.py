@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -277,7 +278,7 @@ async def test_map_says_that_it_cannot_write(tmp_path: Path) -> None:
     async with FakeGateway() as gateway:
         nowhere = await command("map", calls, "-o", "/nowhere/x", "--url", gateway.url)
         full = await command("map", calls, "-o", "/dev/full", "--url", gateway.url)
-        words = f"{sys.executable} -m sandbox map {calls} --url {gateway.url} >/dev/full"
+        words = f"{shlex.join([sys.executable, '-m', 'sandbox', 'map', str(calls), '--url', gateway.url])} >/dev/full"
         shell = await asyncio.create_subprocess_shell(words, stderr=asyncio.subprocess.PIPE)
         _, err = await shell.communicate()
     last = [nowhere.err, full.err, err.decode()]
