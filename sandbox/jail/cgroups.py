@@ -172,7 +172,9 @@ class GroupV2:
         self._pids = _open(folder / "pids.max")
         self._cpu = _open(folder / "cpu.stat", os.O_RDONLY)
         self._bounds = (0, 0)
-        self._peak: int | None = None
+        self._peak, self._peak_resets = self._open_peak()
+        self._peak_start = 0
+        self._seen = 0
         self._cpu_start = 0
         self._ooms = 0
         self._residue = 0
@@ -187,32 +189,49 @@ class GroupV2:
             _write(self._pids, processes)
             self._bounds = (memory_bytes, processes)
         self._residue = int(_read(self._used))
-        self._reset_peak()
+        self._seen = 0
+        self._begin_peak()
         self._cpu_start = _field(_read(self._cpu), b"usage_usec")
         self._ooms = _field(_read(self._events), b"oom_kill")
 
-    def _reset_peak(self) -> None:
-        """From Linux 6.12 on a write resets the peak for the descriptor that wrote; before, it only ever grows."""
-        if self._peak is not None:
-            os.close(self._peak)
-            self._peak = None
+    def _open_peak(self) -> tuple[int | None, bool]:
+        """From Linux 6.12 on a write resets the peak; before it only grows, and before 5.19 there is none."""
         path = self._folder / "memory.peak"
-        if path.exists():
-            with contextlib.suppress(PermissionError):  # the file is read-only before 6.12
-                self._peak = _open(path)
+        if not path.exists():
+            return None, False
+        try:
+            peak = _open(path)
+        except PermissionError:
+            return _open(path, os.O_RDONLY), False
+        try:
+            _write(peak, 0)
+        except OSError:  # root may open what nobody may write
+            return peak, False
+        return peak, True
+
+    def _begin_peak(self) -> None:
+        if self._peak is not None:
+            if self._peak_resets:
                 _write(self._peak, 0)
+            self._peak_start = 0 if self._peak_resets else int(_read(self._peak))
+
+    def _peak_bytes(self) -> int:
+        """The peak of this call; where it cannot be told from that of a larger one before, what was seen of it."""
+        peak = int(_read(self._peak)) if self._peak is not None else 0
+        return max(0, (peak if peak > self._peak_start else self._seen) - self._residue)
 
     def exceeded(self, cpu_s: float) -> CallStatus | None:
         """Memory is the kernel's to end; CPU time is ours."""
+        self._seen = max(self._seen, int(_read(self._used)))
         return CallStatus.TIMEOUT if self._cpu_s() >= cpu_s else None
 
     def _cpu_s(self) -> float:
         return (_field(_read(self._cpu), b"usage_usec") - self._cpu_start) / 1e6
 
     def end(self) -> GroupUsage:
-        """The counts; a peak of 0 where the kernel cannot tell this call's from an earlier one's."""
-        peak = max(0, int(_read(self._peak)) - self._residue) if self._peak is not None else 0
-        return GroupUsage(self._cpu_s(), peak, _field(_read(self._events), b"oom_kill") - self._ooms)
+        """The counts."""
+        ooms = _field(_read(self._events), b"oom_kill") - self._ooms
+        return GroupUsage(self._cpu_s(), self._peak_bytes(), ooms)
 
     def is_empty(self) -> bool:
         """True when no process is in the group."""
@@ -265,6 +284,8 @@ def find_place(proc: Path = Path("/proc")) -> Place:
     if "" not in own:
         return Place("none", {}, "no cgroup hierarchy with our own group is mounted")
     unified = own[""]
+    if unified.name == f"{FOLDER}-main":  # a worker that started before us has moved us there
+        unified = unified.parent
     offered = (unified / "cgroup.controllers").read_text(encoding="ascii").split()
     if lacking := [name for name in V2_CONTROLLERS if name not in offered]:
         return Place("none", {}, f"the controllers {' and '.join(lacking)} are not given to {unified}")

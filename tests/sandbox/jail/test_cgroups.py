@@ -23,6 +23,11 @@ UNIFIED = next(
 )  # fmt: skip
 
 
+def kernel() -> tuple[int, ...]:
+    """The version of the running kernel."""
+    return tuple(map(int, os.uname().release.split("-")[0].split(".")[:2]))
+
+
 class TestPlace:
     """Hosts described by what /proc says of them."""
 
@@ -86,6 +91,14 @@ class TestPlace:
         (tmp_path / "c/service/cgroup.controllers").write_text("cpu memory pids\n")
         (tmp_path / "c/service/cgroup.subtree_control").touch()
         place = self.describe(tmp_path, ["/ c cgroup2 nsdelegate"], ["0::/service"])
+        assert (place.kind, place.parents) == ("v2", {"": tmp_path / "c/service"})
+
+    def test_v2_after_another_worker(self, tmp_path: Path) -> None:
+        """Who was moved down into the leaf by a worker that started before does not go down further."""
+        (tmp_path / f"c/service/{FOLDER}-main").mkdir(parents=True)
+        (tmp_path / "c/service/cgroup.controllers").write_text("cpu memory pids\n")
+        (tmp_path / "c/service/cgroup.subtree_control").touch()
+        place = self.describe(tmp_path, ["/ c cgroup2 nsdelegate"], [f"0::/service/{FOLDER}-main"])
         assert (place.kind, place.parents) == ("v2", {"": tmp_path / "c/service"})
 
     def test_v2_without_controllers(self, tmp_path: Path) -> None:
@@ -188,13 +201,16 @@ def test_counts_are_of_one_call(groups: Groups) -> None:
     assert in_group(group, "x = bytearray(200 << 20)\nfor n in range(3_000_000): pass") == 0
     first = group.end()
     assert first.cpu_s > 0.05
+    if not first.memory_peak_bytes:
+        pytest.skip("this kernel has no memory peak")
     assert 200 * MIB < first.memory_peak_bytes < 300 * MIB
     group.begin(512 * MIB, 10)
     assert group.end().cpu_s < 0.001
     assert in_group(group, "pass") == 0
     second = group.end()
     assert second.cpu_s < first.cpu_s
-    assert 1 * MIB < second.memory_peak_bytes < 50 * MIB
+    if PLACE.kind == "v1" or kernel() >= (6, 12):  # before, a peak on v2 only grows
+        assert 1 * MIB < second.memory_peak_bytes < 50 * MIB
     assert (first.oom_kills, second.oom_kills) == (0, 0)
 
 
@@ -215,7 +231,6 @@ def test_what_a_call_leaves_in_the_kernel(groups: Groups) -> None:
     group.begin(512 * MIB, 10)
     look = f"import os\nfor n in range(100_000):\n  try: os.stat(f'/usr/{os.getpid()}-{{n}}')\n  except OSError: pass"
     assert in_group(group, look) == 0
-    assert group.end().memory_peak_bytes > 15 * MIB
     wait_until_empty(group)
     group.begin(16 * MIB, 10)
     assert in_group(group, "x = bytearray(8 << 20)") == 0
