@@ -317,6 +317,7 @@ def finish(status: int, namespace: dict[str, object]) -> int:
     sys.last_value = None
     for name in [name for name in namespace if name != "__builtins__"]:
         namespace[name] = None  # runs the `__del__` of what the program leaves behind
+    gc.collect()  # and of what it left in circles; the frozen heap has no part in it
     sys.stdout, sys.stderr = STREAMS  # what a program put in their place is flushed as it goes
     for stream in STREAMS:
         with contextlib.suppress(ValueError, OSError):  # closed or detached by the program, which it may

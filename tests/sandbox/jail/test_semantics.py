@@ -121,6 +121,7 @@ PROGRAMS = {
     "atexit that exits": "import atexit, sys\natexit.register(lambda: sys.exit(3))",
     "atexit with a partial line": "import atexit\natexit.register(print, 'end', end='')",
     "__del__ of a global": "class Noisy:\n    def __del__(self):\n        print('deleted')\nnoisy = Noisy()\nprint('main')",
+    "__del__ in a circle": "class Noisy:\n    def __del__(self):\n        print('deleted')\nnoisy = Noisy()\nnoisy.itself = noisy\ndel noisy\nprint('main')",
     "__del__ that fails": "class Noisy:\n    def __del__(self):\n        raise ValueError('in del')\nnoisy = Noisy()\ndel noisy",
     "__del__ after an exception": "class Noisy:\n    def __del__(self):\n        print('deleted')\ndef work():\n    noisy = Noisy()\n    1 / 0\nwork()",
     "thread outlives main": "import threading, time\ndef late():\n    time.sleep(0.05)\n    print('late')\nthreading.Thread(target=late).start()\nprint('main')",
