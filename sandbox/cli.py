@@ -86,7 +86,7 @@ def up(
     ] = None,
     slots: Annotated[
         int | None,
-        typer.Option(help="Calls that each worker runs at a time. [default: two for each core]"),
+        typer.Option(help="Calls that each worker runs at a time. [default: four for each core]"),
     ] = None,
 ) -> None:
     """Run the whole service on this machine: Redis (unless REDIS_URL is set), gateways, workers."""

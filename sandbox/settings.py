@@ -23,6 +23,10 @@ from sandbox.errors import ConfigError
 
 PREFIX = "SANDBOX_"
 
+#: While one call runs, others are set up or settled, and what is ready at one time shares its round trips. With 2 and 4
+#: for each of two cores, 32 callers of `print(1)` got 365 and 467 calls a second.
+SLOTS_PER_CORE = 4
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,7 +82,7 @@ class WorkerSettings(_Section):
         default=0,
         ge=0,
         le=4096,
-        description="Calls that one worker runs at a time. 0: two for each usable core.",
+        description="Calls that one worker runs at a time. 0: four for each usable core.",
     )
     lease_s: float = Field(
         default=10.0, gt=0.5, description="A worker silent for this long loses its calls to another worker."

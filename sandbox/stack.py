@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from sandbox.client import SandboxClient
 from sandbox.errors import ConfigError, Unavailable
 from sandbox.redis_server import RedisServer, private_directory, wait_ready
-from sandbox.settings import PREFIX, Settings
+from sandbox.settings import PREFIX, SLOTS_PER_CORE, Settings
 from sandbox.supervise import Program, Stage, Supervisor
 
 BACKLOG = 4096  # connections that wait while a gateway starts; the kernel caps it at net.core.somaxconn
@@ -103,7 +103,7 @@ def _variables(settings: Settings, workers: int) -> dict[str, str]:
     """What the children must know and cannot find out: that they share the cores, and who reads their logs."""
     variables = {}
     if workers > 1 and settings.worker.slots == 0:
-        variables[f"{PREFIX}WORKER__SLOTS"] = str(max(1, 2 * cores() // workers))
+        variables[f"{PREFIX}WORKER__SLOTS"] = str(max(1, SLOTS_PER_CORE * cores() // workers))
     if settings.log.format == "auto" and sys.stderr.isatty():
         variables[f"{PREFIX}LOG__FORMAT"] = "text"
     return variables

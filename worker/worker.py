@@ -29,7 +29,7 @@ from uuid import uuid4
 from sandbox.calls import CallStatus, ToolResult, Usage
 from sandbox.errors import JailError, Unavailable
 from sandbox.queue import CallQueue, Delivery, WorkerInfo
-from sandbox.settings import WorkerSettings
+from sandbox.settings import SLOTS_PER_CORE, WorkerSettings
 from worker.metrics import WorkerMetrics
 from worker.pool import JailPool
 
@@ -43,8 +43,8 @@ MOST_UNSETTLED = 8
 
 
 def default_slots() -> int:
-    """Two for each core that this process may use: one runs while the other waits."""
-    return 2 * len(os.sched_getaffinity(0))
+    """For all cores that this process may use."""
+    return SLOTS_PER_CORE * len(os.sched_getaffinity(0))
 
 
 class Worker:

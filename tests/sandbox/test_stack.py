@@ -108,7 +108,7 @@ async def test_up_starts_a_redis_that_the_children_are_told_of(up: Up, tmp_path:
     [directory] = redis_directories(tmp_path)
     assert variables["SANDBOX_REDIS__URL"] == f"unix://{directory}/redis.sock"
     assert directory.stat().st_mode & 0o777 == 0o700
-    assert variables["SANDBOX_WORKER__SLOTS"] == str(max(1, len(os.sched_getaffinity(0))))
+    assert variables["SANDBOX_WORKER__SLOTS"] == str(2 * len(os.sched_getaffinity(0)))
 
 
 async def test_up_says_nothing_of_its_redis(up: Up) -> None:
