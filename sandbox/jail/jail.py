@@ -583,7 +583,10 @@ def verdict(run: _Run, reply: _Reply, usage: GroupUsage) -> ToolResult:
     """What came of a call, by counters first and exit codes last."""
     cpu_s = max(reply.cpu_us / 1e6, usage.cpu_s)
     code = os.waitstatus_to_exitcode(reply.wait_status)
-    if run.decided is not None:
+    # A decision counts where it ended the program. After a pause of ours the clock can run out before we have read
+    # that the program ended long ago.
+    was_ended = code == -signal.SIGKILL or reply.wall_us >= run.call.limits.wall_s * 1e6
+    if run.decided is not None and was_ended:
         status = run.decided
     elif any(output.exceeded for output in run.outputs):
         status = CallStatus.OUTPUT_LIMIT

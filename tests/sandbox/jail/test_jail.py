@@ -6,10 +6,11 @@ import asyncio
 import os
 import resource
 import signal
+import time
 
 import pytest
 
-from sandbox.calls import MIB, ToolResult
+from sandbox.calls import MIB, CallStatus, ToolResult
 from sandbox.jail.cgroups import Place
 
 from .box import SLEEP, SPIN, Box, descendants, program, until
@@ -268,3 +269,18 @@ class TestCancellation:
             assert descendants(box.forkserver_pid()) == []
 
         box.do(cancel())
+
+
+def test_a_pause_of_ours_makes_no_time_limit(box: Box) -> None:
+    """A program that ended in time keeps its verdict, also if we could not look until its time was over."""
+
+    async def pause() -> ToolResult:
+        loop = asyncio.get_running_loop()
+        running = asyncio.create_task(box.jail.run(program("print(1)", wall_s=0.3), box.slots.free[0]))
+        loop.call_later(
+            0.0, time.sleep, 0.7
+        )  # as a stopped worker: the loop stands still, the program does not
+        return await running
+
+    result = box.do(pause())
+    assert (result.status, result.stdout) == (CallStatus.OK, "1\n")
