@@ -21,6 +21,7 @@ from pydantic import (
     JsonValue,
     StringConstraints,
     ValidationError,
+    field_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -151,6 +152,17 @@ class ToolCall(_Frozen):
     echo_last_value: bool = Field(
         default=False, description="Print the value of an expression on the last line, as a notebook does."
     )
+
+    @field_validator("files")
+    @classmethod
+    def _no_file_is_a_folder(cls, files: dict[str, str | Base64File]) -> dict[str, str | Base64File]:
+        taken = {"main.py", *files}
+        for name in files:
+            folder = name
+            while folder := folder.rpartition("/")[0]:
+                if folder in taken:
+                    raise ValueError(f"{folder[:200]!r} cannot be a file and a folder")
+        return files
 
 
 class ToolResult(_Frozen):

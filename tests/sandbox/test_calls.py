@@ -85,6 +85,15 @@ def test_file_names_that_leave_the_working_directory_are_refused(name: str) -> N
         ToolCall(code="1", files={name: ""})
 
 
+@pytest.mark.parametrize(
+    "files", [{"a": "", "a/b": ""}, {"a/b/c": "", "a": ""}, {"main.py/x": ""}, {"main.py": ""}]
+)
+def test_files_that_cannot_lie_side_by_side_are_refused(files: dict[str, str]) -> None:
+    """No name is a file and a folder, and none takes the program's own place."""
+    with pytest.raises(InvalidCall, match="files"):
+        parse_call({"code": "1", "files": files})
+
+
 def test_files_may_be_text_or_bytes() -> None:
     """A file that is not text travels as base64 and arrives as its bytes."""
     call = parse_call(b'{"code": "1", "files": {"data/a.txt": "text", "b": {"base64": "/w\\nA="}}}')
