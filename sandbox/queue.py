@@ -31,10 +31,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sandbox._redis import MAX_BLOCK_S, Command, RedisLink, by_name
-from sandbox.calls import ToolCall, ToolResult, parse_call
+from sandbox.calls import ToolCall, ToolResult, first_error, parse_call
 from sandbox.errors import InvalidCall
 from sandbox.keys import GROUP, REPLY_TTL_S, Keys
 from sandbox.settings import RedisSettings
@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 #: One `take` in so many begins with the `judge` stream, so that a flood of tool calls cannot starve it.
 _FLOOR_SHARE = 8
 
-#: Most replies of one read. A reply is at most a few MiB, and a hundred share one round trip well enough.
-_REPLIES_PER_READ = 128
+#: Most replies of one read: enough to share a round trip, and few enough of the largest (12 MB) to hold at once.
+_REPLIES_PER_READ = 32
 
 #: An idle time beyond any lease, which makes an entry free for the next `reclaim`.
 _LONG_IDLE_MS = 86_400_000
@@ -174,6 +174,10 @@ class CallQueue:
         if commands:
             await self._link.send(*commands, atomic=True)
 
+    async def forget(self, deliveries: Sequence[Delivery]) -> None:
+        """Give up calls that their gateways have answered. A full Redis takes this where it takes no reply."""
+        await self._link.send(*(("XACK", given.stream, GROUP, given.entry_id) for given in deliveries))
+
     async def renew(self, consumer: str, deliveries: Sequence[Delivery]) -> None:
         """Begin the leases of running calls anew. One that was settled or trimmed meanwhile is left alone.
 
@@ -237,8 +241,10 @@ class CallQueue:
             popped = await self._link.read("LMPOP", *pop)
         if popped is None:
             return []
-        parts = (element.partition(b" ") for element in popped[1])
-        return [(call_id.decode(errors="replace"), result) for call_id, _, result in parts]
+        parts = [element.partition(b" ") for element in popped[1]]
+        if not all(result for _, _, result in parts):
+            log.warning("dropped a reply that is none", extra={"gateway": gateway})
+        return [(call_id.decode(errors="replace"), result) for call_id, _, result in parts if result]
 
     async def backlog(self) -> Backlog:
         """How many calls wait and run, and how long the oldest of the waiting has waited."""
@@ -286,7 +292,8 @@ class CallQueue:
         if not ids:
             return []
         (announced,) = await self._link.send(("MGET", *(self._keys.worker(id_.decode()) for id_ in ids)))
-        return [WorkerInfo.model_validate_json(text) for text in announced if text is not None]
+        infos = (_worker_info(text) for text in announced if text is not None)
+        return [info for info in infos if info is not None]
 
     async def _read(self, consumer: str, count: int, block_s: float, *streams: str) -> list[Delivery]:
         block = ("BLOCK", max(1, int(min(block_s, MAX_BLOCK_S) * 1000))) if block_s > 0 else ()
@@ -316,6 +323,15 @@ class CallQueue:
         if garbage:
             await self._link.send(("XACK", stream, GROUP, *garbage))
         return taken
+
+
+def _worker_info(text: bytes) -> WorkerInfo | None:
+    """What a worker says of itself; None for one whose words we do not know, as of another version."""
+    try:
+        return WorkerInfo.model_validate_json(text)
+    except ValidationError as exc:
+        log.warning("a worker says what we do not understand", extra={"why": first_error(exc)})
+        return None
 
 
 def _entry(stream: str, queued: QueuedCall) -> Command:

@@ -36,6 +36,10 @@ from worker.pool import JailPool
 log = logging.getLogger("worker")
 
 MOST_DELIVERIES = 2  # a call that two workers did not survive is not given to a third
+SETTLE_CHARACTERS = (
+    1 << 20
+)  # of output in one transaction, which must be through before the queue's time limit
+WAY_BACK_S = 10.0  # as the gateway reckons it: after that, on top of all limits, it has answered by itself
 RETRY_S = 0.5  # between attempts while Redis is away
 RECLAIM_S = 1.0  # how often we look for calls of silent workers
 # Results for each slot that may wait for Redis. When it is full it refuses results, and still hands out calls.
@@ -120,8 +124,9 @@ class Worker:
                 continue
             try:
                 if loop.time() >= reclaim_at:
-                    reclaim_at = loop.time() + RECLAIM_S
                     deliveries = await self._reclaim(free)
+                    if not deliveries:  # else there may be more, and they have waited longest
+                        reclaim_at = loop.time() + RECLAIM_S
                 else:
                     deliveries = await self._queue.take(self.id, free)
             except Unavailable as exc:
@@ -190,21 +195,40 @@ class Worker:
 
     async def _settle(self) -> None:
         """Settle what has ended. It is kept until Redis has it, however often that takes; twice is harmless."""
-        done = list(self._done)
+        done = first_of(self._done, SETTLE_CHARACTERS)
         if not done:
             return
         try:
             await self._queue.settle(done)
         except Unavailable:
             self._has_done.set()
+            await self._forget_late()
             await asyncio.sleep(RETRY_S)
             return
         del self._done[: len(done)]
+        if self._done:
+            self._has_done.set()
         self._has_room.set()
         for delivery, result in done:
             self._held.pop(delivery.entry_id, None)
             self._metrics.settled(result)
             log.debug("call finished", extra={"call": result.id, "status": result.status.value})
+
+    async def _forget_late(self) -> None:
+        """Give up results that nobody waits for any more, so that a full Redis gets room again."""
+        now_ms = self._queue.now_ms()
+        late = [pair for pair in self._done if now_ms > answered_by_ms(pair[0], self._settings.lease_s)]
+        if not late:
+            return
+        try:
+            await self._queue.forget([delivery for delivery, _ in late])
+        except Unavailable:
+            return  # it is away, and not just full: the next attempt will tell
+        log.warning("gave up results that came too late", extra={"calls": len(late)})
+        for pair in late:
+            self._done.remove(pair)
+            self._held.pop(pair[0].entry_id, None)
+        self._has_room.set()
 
     # ---- leases ----
 
@@ -277,6 +301,22 @@ async def _told_within(event: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def first_of(done: list[tuple[Delivery, ToolResult]], characters: int) -> list[tuple[Delivery, ToolResult]]:
+    """The first results, as many as hold so much output together, and at least one."""
+    chosen: list[tuple[Delivery, ToolResult]] = []
+    for pair in done:
+        characters -= len(pair[1].stdout) + len(pair[1].stderr)
+        if chosen and characters < 0:
+            break
+        chosen.append(pair)
+    return chosen
+
+
+def answered_by_ms(delivery: Delivery, lease_s: float) -> float:
+    """When the call's gateway answers for itself if no reply came, on Redis's clock."""
+    return delivery.deadline_ms + (delivery.call.limits.wall_s + lease_s + WAY_BACK_S) * 1000
 
 
 def fault(delivery: Delivery, status: CallStatus, reason: str) -> ToolResult:

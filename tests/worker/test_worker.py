@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 
 from sandbox.calls import CallStatus, ToolCall, ToolResult
-from sandbox.errors import JailError
+from sandbox.errors import JailError, Unavailable
 from sandbox.keys import GROUP, Keys
 from sandbox.queue import CallQueue, QueuedCall
 from sandbox.settings import WorkerSettings
 from worker.metrics import WorkerMetrics
-from worker.worker import MOST_DELIVERIES, RETRY_S, Worker
+from worker.worker import MOST_DELIVERIES, RETRY_S, Worker, first_of
 
 GATEWAY = "gateway"
 TOOL = Keys("test").calls("tool")
@@ -104,6 +104,7 @@ class SeenQueue(CallQueue, Watch):
         Watch.__init__(self)
         self.tried: Counter[str] = Counter()
         self.did: Counter[str] = Counter()
+        self.is_full = False
         self.before_reclaim: Callable[[], None] = lambda: None
 
     async def _count(self, name, use):
@@ -127,8 +128,18 @@ class SeenQueue(CallQueue, Watch):
         await self._count("ping", super().ping())
 
     async def settle(self, done):
-        """Counted."""
+        """Counted; refused while it plays a full Redis."""
+        if self.is_full:
+            raise Unavailable("OOM command not allowed")
         await self._count("settle", super().settle(done))
+
+    async def forget(self, deliveries):
+        """Counted."""
+        await self._count("forget", super().forget(deliveries))
+
+    async def trim(self):
+        """Counted."""
+        await self._count("trim", super().trim())
 
     async def renew(self, consumer, deliveries):
         """Counted."""
@@ -447,3 +458,32 @@ async def test_a_worker_that_waits_for_redis_can_be_stopped(any_redis) -> None:
     async with serving(any_redis) as running:
         await running.queue.until(lambda: running.queue.tried["open"] > 0)
         await running.end()
+
+
+async def test_all_calls_of_a_dead_worker_come_back_at_once(any_redis, queue: CallQueue) -> None:
+    """A worker with one slot takes them over one after the other, without a pause between them."""
+    ids = await put(queue, *[str(number) for number in range(6)])
+    await queue.take("dead", 6)
+    end_leases(any_redis, "dead")
+    async with serving(any_redis, slots=1) as running:
+        results = await answers(queue, 6)
+        assert sorted(result.id for result in results) == sorted(ids)
+        assert running.queue.did["reclaim"] == 6
+        assert running.queue.tried["trim"] <= 8
+
+
+async def test_results_that_nobody_waits_for_are_given_up(any_redis, queue: CallQueue) -> None:
+    """A Redis that is full refuses them; once their gateway has answered for itself, their leases end."""
+    await put(queue, "1", due_in_ms=-HOUR_MS)
+    async with serving(any_redis) as running:
+        running.queue.is_full = True
+        await running.queue.until(lambda: running.queue.did["forget"] == 1)
+        assert (await queue.backlog()).running == 0
+        running.queue.is_full = False
+
+
+def test_a_transaction_holds_a_bounded_amount_of_output() -> None:
+    """As many results as hold so much together, and one that is larger alone."""
+    results = [ToolResult(id=str(size), status=CallStatus.OK, stdout="x" * size) for size in (5, 4, 3, 20, 1)]
+    done = [(None, result) for result in results]
+    assert [len(first_of(done[start:], 10)) for start in range(5)] == [2, 2, 1, 1, 1]
