@@ -226,6 +226,8 @@ def map_file(
     call is sent. OUTPUT is replaced when all answers are there; until then they are in OUTPUT.part. The exit
     code is 1 if any answer is no verdict on its program.
     """
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"{file} is no regular file: its lines are read twice, so save them in one first")
     total = sum(1 for _ in jsonl.read_calls(file, lenient=lenient))
     if output and any(place.exists() and place.samefile(file) for place in (output, jsonl.part_of(output))):
         raise ConfigError(f"{output} would overwrite the calls in {file}; give another file")

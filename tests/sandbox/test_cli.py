@@ -402,7 +402,7 @@ async def test_help_shows_defaults_plainly() -> None:
     """A default that the settings hold reads like one that the command line holds."""
     ended = await command("up", "--help", COLUMNS="200")
     assert "[default: 8000]" in ended.out
-    assert "[default: two for each core]" in ended.out
+    assert "[default: four for each core]" in ended.out
 
 
 async def test_an_unknown_setting_stops_the_start() -> None:
@@ -458,3 +458,11 @@ async def test_the_base_install_is_enough_for_a_client(tmp_path: Path) -> None:
         "",
         "sandbox: `sandbox up` needs fastapi, redis, uvicorn; pip install 'roc-sandbox[server]' brings all of it\n",
     )
+
+
+async def test_map_refuses_what_it_cannot_read_twice(tmp_path: Path) -> None:
+    """A pipe of calls is refused before any is sent; a second reading would find nothing."""
+    os.mkfifo(tmp_path / "pipe")
+    ended = await command("map", tmp_path / "pipe")
+    assert (ended.code, ended.out) == (1, "")
+    assert "is no regular file" in ended.err
