@@ -18,7 +18,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from sandbox.calls import Base64File, CallStatus, Limits, ToolCall, ToolResult, first_error
-from sandbox.errors import InternalError, InvalidCall, QueueTimeout, SandboxError
+from sandbox.errors import InternalError, InvalidCall, Overloaded, QueueTimeout, SandboxError
 from sandbox.wire import Answer, Wire
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -56,7 +56,7 @@ class SandboxClient:
 
     `max_in_flight` bounds the calls that are sent and not yet answered; more wait their turn. A call that
     could not be taken (429, 503, no connection) or was not started in time (`queue_timeout`) is sent again,
-    at most `attempts` times in all and for at most `patience_s` seconds after the first.
+    at most `attempts` times in all, not counting 429, and for at most `patience_s` seconds after the first.
     """
 
     def __init__(
@@ -151,9 +151,12 @@ class SandboxClient:
         """Ask until there is an answer that asking again would not change, or patience is at its end."""
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + self._patience_s
+        tries = 0
         for attempt in itertools.count(1):
             answer = await self._wire.ask(call)
-            if not _is_retryable(answer) or attempt >= self._attempts or not self._wire.is_open:
+            # Being told to come back later, however often, is no failed try.
+            tries += not isinstance(answer, Overloaded)
+            if not _is_retryable(answer) or tries >= self._attempts or not self._wire.is_open:
                 break
             delay_s = _backoff_s(attempt, answer)
             if clock() + delay_s > give_up_at:

@@ -235,23 +235,27 @@ async def test_retry_after_is_respected(where: str) -> None:
 
 
 async def test_attempts_and_patience_have_an_end() -> None:
-    """The last refusal is raised when attempts are used up, or when the next would come too late."""
+    """The last refusal is raised when attempts are used up, or when the next would come too late; 429 uses up none."""
 
-    async def full(request: Request) -> None:
-        await request.refuse(429, "Overloaded", "full", retry_after="0" if "few" in url else "3600")
+    async def refuse(request: Request) -> None:
+        number = len(gateway.requests)
+        if number <= 3:
+            await request.refuse(429, "Overloaded", "full", retry_after="0")
+        elif number <= 6:
+            await request.refuse(503, "Unavailable", "away", retry_after="0")
+        else:
+            await request.refuse(429, "Overloaded", "full", retry_after="3600")
 
-    async with FakeGateway(full) as gateway:
-        url = gateway.url + "/few"
-        async with SandboxClient(url, attempts=3) as client:
-            with pytest.raises(Overloaded, match="full"):
+    async with FakeGateway(refuse) as gateway:
+        async with SandboxClient(gateway.url, attempts=3) as client:
+            with pytest.raises(Unavailable, match="away"):
                 await client.run("1")
-        assert len(gateway.requests) == 3
-        url = gateway.url
-        async with SandboxClient(url) as client:
+        assert len(gateway.requests) == 6
+        async with SandboxClient(gateway.url) as client:
             with pytest.raises(Overloaded) as caught:
                 await client.run("1")
         assert caught.value.retry_after_s == 3600
-        assert len(gateway.requests) == 4
+        assert len(gateway.requests) == 7
 
 
 async def test_a_gateway_that_is_not_there_yet_is_waited_for() -> None:
