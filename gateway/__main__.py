@@ -20,6 +20,7 @@ from gateway.app import create_app
 from gateway.gateway import Gateway
 from sandbox.errors import ConfigError
 from sandbox.logs import set_up
+from sandbox.process import use_all_descriptors
 from sandbox.queue import CallQueue
 from sandbox.settings import GatewaySettings, Settings, load_settings
 
@@ -47,6 +48,7 @@ def main() -> int:
     try:
         settings = load_settings()
         set_up(settings.log, "gateway")
+        use_all_descriptors()
         listener = _inherit(fd) if fd is not None else _listen(settings.gateway)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(settings, listener))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -28,6 +29,9 @@ from sandbox.errors import InternalError, SandboxError
 from sandbox.settings import Settings
 
 log = logging.getLogger(__name__)
+
+#: A caller that takes nothing of its answer for so long is gone; it would hold its permits for ever.
+UNREAD_S = 60.0
 
 _TITLE = "RoC Sandbox"
 _DESCRIPTION = "Runs the Python that language models write: a call goes in, a result comes out."
@@ -105,7 +109,11 @@ class Answers:
             nonlocal code, started
             if message["type"] == "http.response.start":
                 code, started = message["status"], True
-            await send(message)
+            try:
+                async with asyncio.timeout(UNREAD_S):
+                    await send(message)
+            except TimeoutError as exc:
+                raise CallerGone from exc
 
         try:
             await self._app(scope, receive, watched)

@@ -14,6 +14,7 @@ from prometheus_client import start_http_server
 
 from sandbox import logs
 from sandbox.errors import SandboxError
+from sandbox.process import use_all_descriptors
 from sandbox.queue import CallQueue
 from sandbox.settings import Settings, load_settings
 from worker.metrics import WorkerMetrics
@@ -28,6 +29,7 @@ def main() -> int:
     try:
         settings = load_settings()
         logs.set_up(settings.log, "worker")
+        use_all_descriptors()
         uvloop.run(serve(settings))
     except SandboxError as exc:
         print(f"worker: {exc.message}", file=sys.stderr)
