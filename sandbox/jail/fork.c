@@ -328,6 +328,7 @@ static void forget(struct call *call)
 /* A step of ours failed: take down what stands, and say so. */
 static void abandon(int control, struct call *call, const char *where)
 {
+	uint64_t number = call->number;
 	int error = errno;
 
 	if (call->init > 0) {
@@ -336,8 +337,8 @@ static void abandon(int control, struct call *call, const char *where)
 			waitpid(call->program, NULL, __WALL);
 		waitpid(call->init, NULL, __WALL);
 	}
-	send_failed(control, call->number, where, error);
 	forget(call);
+	send_failed(control, number, where, error);
 }
 
 /* Takes us, and with us the next call, into the net namespace of its place in `calls`, an empty one that the calls of
@@ -451,17 +452,18 @@ static void init_ended(int control, struct call *call)
 		abandon(control, call, "wait for init");
 		return;
 	}
-	if (call->fault.where[0]) {
-		send_failed(control, call->number, call->fault.where, call->fault.error);
-	} else {
-		struct reply reply = {.kind = ENDED,
-				      .call = call->number,
-				      .wait_status = call->wait_status,
-				      .cpu_us = call->cpu_us + cpu_us_of(&usage),
-				      .wall_us = now_us() - call->started_us};
-		send_reply(control, &reply);
+	struct call ended = *call;
+	forget(call); /* first, so that nothing of the call is left when the worker hears of its end */
+	if (ended.fault.where[0]) {
+		send_failed(control, ended.number, ended.fault.where, ended.fault.error);
+		return;
 	}
-	forget(call);
+	struct reply reply = {.kind = ENDED,
+			      .call = ended.number,
+			      .wait_status = ended.wait_status,
+			      .cpu_us = ended.cpu_us + cpu_us_of(&usage),
+			      .wall_us = now_us() - ended.started_us};
+	send_reply(control, &reply);
 }
 
 /* Returns IN_CHILD, WORKER_GONE, or -1 to go on. */
@@ -496,6 +498,13 @@ static int read_request(const struct setup *setup)
 	for (int i = 0; i < n_fds; i++)
 		close(fds[i]);
 	return -1;
+}
+
+/* Clears what the functions that handled an event left below us on the stack, which children inherit as well. */
+__attribute__((noinline)) static void scrub_stack(void)
+{
+	char below[4096];
+	explicit_bzero(below, sizeof below);
 }
 
 /* Installs the first filter stage on the forkserver, which every child inherits for nothing. Returns 0 or -errno. */
@@ -566,6 +575,7 @@ int fork_serve(const struct setup *setup)
 				program_ended(setup->control, call, TAG_INDEX(tag));
 			else
 				init_ended(setup->control, call);
+			scrub_stack();
 		}
 	}
 }

@@ -46,8 +46,6 @@ attempt("reopened-write", lambda: os.write(again, b"x"))
 attempt("reopened-truncate", lambda: os.ftruncate(again, 0))
 attempt("reopened-grow", lambda: os.posix_fallocate(again, 0, 1 << 20))
 attempt("punch", lambda: _libc.fallocate(again, 3, ctypes.c_long(0), ctypes.c_long(4096)) and (_ for _ in ()).throw(OSError(ctypes.get_errno(), "")))
-attempt("chown", lambda: os.fchown(again, 1, 1))
-attempt("chmod", lambda: os.fchmod(again, 0o777))
 print("content", repr(open(0).read()))
 """
     found = outcomes(box, code, stdin="given")

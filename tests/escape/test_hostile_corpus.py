@@ -69,6 +69,8 @@ def results(_standard: Box) -> dict[Path, ToolResult]:
 @pytest.mark.parametrize("file", SINGLE, ids=lambda file: file.stem)
 def test_alone(results: dict[Path, ToolResult], box: Box, file: Path) -> None:
     """The outcome is as its head says, and the jail answers the next call at once."""
+    if "privilege" in file.name and box.host.identity.first_slot is None:
+        pytest.skip("where there is one user to give, a program is user 0 of its own namespace already")
     check(file, results[file])
     assert box.out("print(1)") == "1\n"
 

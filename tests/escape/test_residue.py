@@ -82,7 +82,7 @@ print("file", open("/tmp/sparse", "rb").read().strip(b"\\0"))
 
 
 def test_how_others_ended_is_not_there(box: Box) -> None:
-    """The forkserver's records of ended and running calls are not in a program's memory."""
+    """The forkserver's records of ended and running calls are not in a program's memory, nor what it left on its stack."""
     ended = box.run_together([program("import os\nos._exit(77)")] * 8)
     assert [result.exit_code for result in ended] == [77] * 8
     code = """
@@ -97,9 +97,12 @@ with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", buffering=0) 
             low, high = (int(end, 16) for end in fields[0].split("-"))
             memory.seek(low)
             records += memory.read(high - low)
-print(len(records) > 100_000, records.count(struct.pack("=i", 77 << 8)))
+    low, high = (int(end, 16) for fields in spans if fields[-1] == "[stack]" for end in fields[0].split("-"))
+    memory.seek(low)
+    stack = memory.read(high - low)
+print(len(records) > 100_000, records.count(struct.pack("=i", 77 << 8)), stack.count(struct.pack("=q", 77 << 8)))
 """
-    assert box.out(code) == "True 0\n"
+    assert box.out(code) == "True 0 0\n"
 
 
 @pytest.mark.parametrize("kind", ["rw-s", "-w-s"])

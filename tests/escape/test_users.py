@@ -40,7 +40,7 @@ def test_maps_are_closed(box: Box) -> None:
     """The maps of the user namespace are written once, by nsjail."""
     code = """
 for name in ("uid_map", "gid_map", "setgroups", "projid_map"):
-    attempt(name, lambda: open("/proc/self/" + name, "w").write("0 0 1"))
+    attempt(name, lambda: open("/proc/self/" + name, "wb", buffering=0).write(b"0 0 1"))
 """
     assert set(outcomes(box, code).values()) <= {"EPERM", "EACCES"}
 

@@ -149,6 +149,8 @@ class TestUsage:
 
     def test_memory_peak(self, box: Box) -> None:
         """The peak is this call's, also when the memory was given back, and also after a larger call in the slot."""
+        if box.host.place.kind != "v1":
+            pytest.skip("only v1 and a new v2 tell the peak of each call")
         big = box.run("x = bytearray(200 << 20)\ndel x").usage.memory_peak_bytes
         small = box.run("x = bytearray(50 << 20)\ndel x").usage.memory_peak_bytes
         none = box.run("pass").usage.memory_peak_bytes

@@ -70,21 +70,20 @@ class TestFaults:
 
     def test_a_user_that_is_not_mapped(self, box: Box) -> None:
         """A slot beyond the jail's users has none to run as."""
+        if box.host.identity.first_slot is None:
+            pytest.skip("an ordinary user has one user to give")
         with pytest.raises(JailError, match="'setresgid': Invalid argument"):
             box.do(box.jail.run(program("print(1)"), Slot(50_000, box.slots.free[0].group)))
         assert box.out("print(1)") == "1\n"
 
-    def test_a_scratch_folder_that_cannot_be_mounted(self) -> None:
-        """Without its scratch folder a program does not run, and the jail goes on."""
-        box = Box(slots=1, scratch_inodes=2**63)
-        try:
-            for _ in range(2):
-                with pytest.raises(JailError, match="'mount /tmp': Invalid argument"):
-                    box.run("print(1)")
-            assert not box.jail.is_broken
-            assert descendants(box.forkserver_pid()) == []
-        finally:
-            box.close()
+    def test_a_limit_that_the_host_refuses(self, box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without one of its limits a program does not run."""
+        with monkeypatch.context() as patch:
+            patch.setattr(jail_module, "OPEN_FILES", 2**40)
+            with pytest.raises(JailError, match="'RLIMIT_NOFILE': Operation not permitted"):
+                box.run("print(1)")
+        assert descendants(box.forkserver_pid()) == []
+        assert box.out("print(1)") == "1\n"
 
     def test_many_faults_at_once(self, box: Box) -> None:
         """Faults of calls that were started together are told apart from each other and from honest calls."""

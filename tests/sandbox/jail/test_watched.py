@@ -168,7 +168,7 @@ def test_fork_bomb(told: dict[str, Any]) -> None:
 
 def test_a_watch_that_cannot_see_ends_the_jail(box: Box) -> None:
     """A call that can no longer be looked at is a fault, and does not run on unwatched."""
-    slot = Slot(1, Blind())
+    slot = Slot(box.slots.free[0].uid, Blind())
     with pytest.raises(JailError, match="broke"):
         box.do(box.jail.run(program(SPIN), slot))
     box.renew()
