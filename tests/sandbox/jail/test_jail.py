@@ -211,7 +211,9 @@ class TestTogether:
         """A worker that starts calls faster than the forkserver forks loses none: the rest waits its turn."""
         calls = 400
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 16 * calls), hard))
+        if hard < 16 * calls:
+            pytest.skip(f"this host allows {hard} open files")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (16 * calls, hard))
         box = Box(slots=calls, place=Place("none", {}, "a test"))
         try:
             forkserver = box.forkserver_pid()
