@@ -26,16 +26,13 @@ from gateway.batcher import Batcher, Outbox
 from gateway.metrics import Metrics
 from gateway.readiness import ASK_AGAIN_S, Heartbeat, Obstacle, Readiness
 from gateway.replies import Answer, Inbox, ReplyRouter
-from gateway.stop import told_within
 from sandbox.calls import ToolCall
 from sandbox.errors import Unavailable
+from sandbox.process import told_within
 from sandbox.queue import Backlog, QueuedCall
 from sandbox.settings import Settings
 
 log = logging.getLogger(__name__)
-
-#: On top of a worker's lease: the other workers look for abandoned calls every few seconds, and the way back.
-WAY_BACK_S = 10.0
 
 
 class Queue(Outbox, Inbox, Heartbeat, Protocol):
@@ -61,8 +58,7 @@ class Gateway:
         self.metrics = Metrics()
         self.readiness = Readiness(queue)
         self.admission = Admission(settings.gateway.max_in_flight, self.readiness, self.metrics)
-        margin_s = settings.worker.lease_s + WAY_BACK_S
-        self.replies = ReplyRouter(queue, self.id, margin_s, self.metrics)
+        self.replies = ReplyRouter(queue, self.id, settings.worker.recovery_s, self.metrics)
         self.batcher = Batcher(queue, self.replies.answer, self.metrics)
         #: Set when a loop has ended by itself, and what ended it.
         self.crashed = asyncio.Event()

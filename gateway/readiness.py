@@ -11,8 +11,8 @@ import asyncio
 import logging
 from typing import Literal, NamedTuple, Protocol
 
-from gateway.stop import told_within
 from sandbox.errors import Unavailable
+from sandbox.process import told_within
 from sandbox.queue import WorkerInfo
 
 log = logging.getLogger(__name__)

@@ -24,9 +24,9 @@ from typing import NamedTuple, Protocol
 from pydantic import ValidationError
 
 from gateway.metrics import Metrics
-from gateway.stop import told_within
 from sandbox.calls import CallStatus, ToolCall, ToolResult
 from sandbox.errors import InvalidCall, SandboxError, Unavailable
+from sandbox.process import told_within
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,19 @@
-"""What every long-running program of ours does about its own process."""
+"""What the long-running programs share: how their loops learn that they shall end, and what each may open."""
 
 from __future__ import annotations
 
+import asyncio
 import resource
+
+
+async def told_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait until the event is set, at most for `seconds`; say whether it is."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def use_all_descriptors() -> None:

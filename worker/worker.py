@@ -28,6 +28,7 @@ from uuid import uuid4
 
 from sandbox.calls import CallStatus, ToolResult, Usage
 from sandbox.errors import JailError, Unavailable
+from sandbox.process import told_within
 from sandbox.queue import CallQueue, Delivery, WorkerInfo
 from sandbox.settings import SLOTS_PER_CORE, WorkerSettings
 from worker.metrics import WorkerMetrics
@@ -39,7 +40,6 @@ MOST_DELIVERIES = 2  # a call that two workers did not survive is not given to a
 SETTLE_CHARACTERS = (
     1 << 20
 )  # of output in one transaction, which must be through before the queue's time limit
-WAY_BACK_S = 10.0  # as the gateway reckons it: after that, on top of all limits, it has answered by itself
 RETRY_S = 0.5  # between attempts while Redis is away
 RECLAIM_S = 1.0  # how often we look for calls of silent workers
 # Results for each slot that may wait for Redis. When it is full it refuses results, and still hands out calls.
@@ -104,7 +104,7 @@ class Worker:
                 if not said:
                     log.warning("waiting for Redis", extra={"error": exc.message})
                 said = True
-                await _told_within(self._stopping, RETRY_S)
+                await told_within(self._stopping, RETRY_S)
             else:
                 log.info(
                     "serving",
@@ -133,7 +133,7 @@ class Worker:
                 if not is_away:
                     log.warning("Redis is away", extra={"error": exc.message})
                 is_away = True
-                await _told_within(self._stopping, RETRY_S)
+                await told_within(self._stopping, RETRY_S)
                 continue
             if is_away:
                 log.info("Redis is back")
@@ -217,7 +217,7 @@ class Worker:
     async def _forget_late(self) -> None:
         """Give up results that nobody waits for any more, so that a full Redis gets room again."""
         now_ms = self._queue.now_ms()
-        late = [pair for pair in self._done if now_ms > answered_by_ms(pair[0], self._settings.lease_s)]
+        late = [pair for pair in self._done if now_ms > answered_by_ms(pair[0], self._settings)]
         if not late:
             return
         try:
@@ -233,7 +233,7 @@ class Worker:
     # ---- leases ----
 
     async def _heartbeat(self) -> None:
-        while not await _told_within(self._finished, self._settings.lease_s / 3):
+        while not await told_within(self._finished, self._settings.lease_s / 3):
             try:
                 if self._held:
                     await self._queue.renew(self.id, list(self._held.values()))
@@ -293,16 +293,6 @@ class Worker:
             log.warning("Redis was away at the end; our leases will end", extra={"error": exc.message})
 
 
-async def _told_within(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for the event, at most for `seconds`; say whether it is set."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
-
-
 def first_of(done: list[tuple[Delivery, ToolResult]], characters: int) -> list[tuple[Delivery, ToolResult]]:
     """The first results, as many as hold so much output together, and at least one."""
     chosen: list[tuple[Delivery, ToolResult]] = []
@@ -314,9 +304,9 @@ def first_of(done: list[tuple[Delivery, ToolResult]], characters: int) -> list[t
     return chosen
 
 
-def answered_by_ms(delivery: Delivery, lease_s: float) -> float:
+def answered_by_ms(delivery: Delivery, settings: WorkerSettings) -> float:
     """When the call's gateway answers for itself if no reply came, on Redis's clock."""
-    return delivery.deadline_ms + (delivery.call.limits.wall_s + lease_s + WAY_BACK_S) * 1000
+    return delivery.deadline_ms + (delivery.call.limits.wall_s + settings.recovery_s) * 1000
 
 
 def fault(delivery: Delivery, status: CallStatus, reason: str) -> ToolResult:
