@@ -79,6 +79,10 @@ class Limits(_Frozen):
     processes: int = Field(default=64, ge=1, le=4096, description="Processes and threads alive at one time.")
 
 
+#: What a program may do with sockets: nothing but pairs, or talk to itself.
+Network = Literal["none", "loopback"]
+
+
 class Usage(_Frozen):
     """What a call consumed, from the kernel and our own clocks, never from the program."""
 
@@ -148,6 +152,10 @@ class ToolCall(_Frozen):
     )
     priority: Literal["tool", "judge"] = Field(
         default="tool", description="`tool` (a model waits) goes before `judge` (a reward is computed)."
+    )
+    network: Network = Field(
+        default="none",
+        description="`loopback`: sockets that reach the call's own processes and nothing else, if the service allows it.",
     )
     echo_last_value: bool = Field(
         default=False, description="Print the value of an expression on the last line, as a notebook does."

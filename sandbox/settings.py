@@ -59,6 +59,10 @@ class GatewaySettings(_Section):
     max_batch: int = Field(default=1024, ge=1, description="Most calls in one batch request.")
 
 
+#: From weak to strong; SECURITY.md says what each protects.
+Level = Literal["namespaces", "strict"]
+
+
 class CeilingSettings(_Section):
     """The most that a call may ask for. More is refused with 422, never clamped."""
 
@@ -104,7 +108,7 @@ class WorkerSettings(_Section):
 class JailSettings(_Section):
     """The walls around a program."""
 
-    level: Literal["namespaces"] = Field(
+    level: Level = Field(
         default="namespaces", description="What must hold; a host that cannot give it stops the start."
     )
     runtime: Path = Field(

@@ -31,12 +31,15 @@
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <net/if.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
@@ -59,8 +62,10 @@ enum { IN_CHILD = 1, WORKER_GONE = 0 };
 enum { STDIN, STDOUT, STDERR, PAYLOAD, FIRST_CGROUP, MAX_FDS = 8 };
 enum { MAX_CALLS = 4096 };
 enum { CALL_FAILED = 70 };
+enum { NAMESPACE_POOL = 8, NAMESPACE_PACE_MS = 5 };
 #define KEEP_UID UINT64_MAX
-#define SHM_OPTIONS "size=33554432,nr_inodes=64,mode=1777"
+#define SHM_OPTIONS "size=33554432,nr_inodes=64"
+#define FOLDER_OPTIONS "mode=1777,uid=%llu,gid=%llu" /* a user that a call's own user namespace knows */
 
 struct request {
 	uint64_t kind;
@@ -98,6 +103,7 @@ struct call {
 	uint64_t number;
 	pid_t program, init;
 	int program_fd, init_fd;
+	int killed; /* by us, as the worker told us */
 	int wait_status;
 	uint64_t cpu_us, started_us;
 	struct fault fault; /* where[0] is 0: none */
@@ -107,6 +113,8 @@ struct call {
 struct setup {
 	int control;
 	int init_exe; /* O_PATH descriptor of the tiny init */
+	int user_namespaces; /* one for each call as well */
+	int loopback; /* a net namespace that no other call uses or has used, with its loopback device up */
 	struct sock_fprog program_filter; /* second stage; the first is on the forkserver already */
 };
 
@@ -115,7 +123,31 @@ static int n_calls; /* places of `calls` that were ever used */
 static int net_namespaces[MAX_CALLS]; /* for each of those places */
 static int epoll, own_pid_ns, fault_read, fault_write;
 
-/* ---- the child: every step is checked, and named when it fails ---- */
+/* ---- steps: each is checked, and named when it fails ---- */
+
+#ifdef INJECT_FAULTS
+/* In builds for tests and for the table of costs, the call with number IN_FORKSERVER + n or IN_PROGRAM + n fails at the
+ * n-th step there. */
+enum { IN_FORKSERVER = 1000000, IN_PROGRAM = 2000000, MOST_STEPS = 1000 };
+static uint64_t steps_to_fault;
+static void inject(uint64_t number, uint64_t place)
+{
+	steps_to_fault = number > place && number < place + MOST_STEPS ? number - place : 0;
+}
+#define FAILS(expression) (steps_to_fault > 0 && --steps_to_fault == 0 ? (errno = EIO, 1) : (expression) < 0)
+#define INJECT(number, place) inject(number, place)
+#else
+#define FAILS(expression) ((expression) < 0)
+#define INJECT(number, place) ((void)0)
+#endif
+
+#define STEP(name, expression)                                                                                \
+	do {                                                                                                  \
+		if (FAILS(expression))                                                                        \
+			return (name);                                                                        \
+	} while (0)
+
+/* ---- the child ---- */
 
 static int set_limit(int resource, uint64_t soft, uint64_t hard)
 {
@@ -128,14 +160,15 @@ static int mount_tmpfs(const char *target, const char *options, unsigned long fl
 	return mount("none", target, "tmpfs", MS_NOSUID | MS_NODEV | flags, options);
 }
 
+/* Empties the bounding set. SETPCAP, which does the dropping, stays effective till `clear_capabilities`. */
 static int drop_capabilities(void)
 {
-	/* nsjail's bounding set holds just what the forkserver needs; SETPCAP goes last, it does the dropping. */
-	static const int kept[] = {CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID, CAP_KILL, CAP_SETPCAP};
-	for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
-		if (prctl(PR_CAPBSET_DROP, kept[i], 0, 0, 0) < 0)
+	int is_there;
+
+	for (int capability = 0; (is_there = prctl(PR_CAPBSET_READ, capability, 0, 0, 0)) >= 0; capability++)
+		if (is_there && prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0)
 			return -1;
-	return 0;
+	return 0; /* the kernel knows no further one */
 }
 
 static int clear_capabilities(void)
@@ -146,20 +179,18 @@ static int clear_capabilities(void)
 	return (int)syscall(SYS_capset, &header, none);
 }
 
-#define STEP(name, expression)                                                                                \
-	do {                                                                                                  \
-		if ((expression) < 0)                                                                         \
-			return (name);                                                                        \
-	} while (0)
-
 /* Puts up the walls around this process. Returns NULL, or the name of the step that failed, errno set. The order
  * matters: what needs a capability comes before the uid change, and the filter is last. */
-static const char *enter_walls(const struct setup *setup, const struct request *request, const int *fds, int n_fds)
+static const char *enter_walls(const struct setup *setup, const struct request *request, int init_fd, const int *fds,
+			       int n_fds)
 {
-	char scratch_options[96];
+	unsigned long long uid = request->uid == KEEP_UID ? 0 : request->uid;
+	char scratch_options[128];
 
 	for (int i = FIRST_CGROUP; i < n_fds; i++)
 		STEP("enter cgroup", write(fds[i], "0", 1)); /* first, so that what follows is charged to the call */
+	if (setup->user_namespaces)
+		STEP("user namespace", setns(init_fd, CLONE_NEWUSER));
 	STEP("namespaces", unshare(CLONE_NEWNS | CLONE_NEWIPC));
 
 	/* Descriptors of the message are above these: the forkserver keeps its own in the low numbers. */
@@ -171,10 +202,11 @@ static const char *enter_walls(const struct setup *setup, const struct request *
 	fault_write = 4;
 	STEP("close_range", (int)syscall(SYS_close_range, 5, ~0U, 0));
 
-	snprintf(scratch_options, sizeof scratch_options, "size=%llu,nr_inodes=%llu,mode=1777",
-		 (unsigned long long)request->scratch_bytes, (unsigned long long)request->scratch_inodes);
+	snprintf(scratch_options, sizeof scratch_options, "size=%llu,nr_inodes=%llu," FOLDER_OPTIONS,
+		 (unsigned long long)request->scratch_bytes, (unsigned long long)request->scratch_inodes, uid, uid);
 	STEP("mount /tmp", mount_tmpfs("/tmp", scratch_options, 0));
-	STEP("mount /dev/shm", mount_tmpfs("/dev/shm", SHM_OPTIONS, MS_NOEXEC));
+	snprintf(scratch_options, sizeof scratch_options, SHM_OPTIONS "," FOLDER_OPTIONS, uid, uid);
+	STEP("mount /dev/shm", mount_tmpfs("/dev/shm", scratch_options, MS_NOEXEC));
 	STEP("mount /proc", mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "subset=pid,hidepid=2"));
 	STEP("setsid", setsid());
 
@@ -204,7 +236,8 @@ static const char *enter_walls(const struct setup *setup, const struct request *
 
 static void run_child(const struct setup *setup, const struct request *request, const int *fds, int n_fds, int index)
 {
-	const char *failed = enter_walls(setup, request, fds, n_fds);
+	INJECT(request->call, IN_PROGRAM);
+	const char *failed = enter_walls(setup, request, calls[index].init_fd, fds, n_fds);
 
 	if (failed) {
 		struct fault fault = {.index = (uint64_t)index, .error = errno};
@@ -280,16 +313,39 @@ static int run_init(void *init_exe)
 	_exit(127);
 }
 
-/* Starts PID 1 of a new pid namespace. The child borrows our memory until it has executed the tiny init, which is
- * what makes this cheap; CLONE_VFORK keeps us out of that memory meanwhile. */
-static int start_init(struct call *call, int init_exe)
+/* Starts PID 1 of a new pid namespace, if asked for in a new user namespace. The child borrows our memory until it has
+ * executed the tiny init, which is what makes this cheap; CLONE_VFORK keeps us out of that memory meanwhile. */
+static int start_init(struct call *call, const struct setup *setup)
 {
 	static char stack[16384] __attribute__((aligned(64)));
+	int flags = CLONE_VM | CLONE_VFORK | CLONE_NEWPID | CLONE_PIDFD | SIGCHLD;
+	int init_exe = setup->init_exe;
 
 	call->init_fd = -1;
-	call->init = clone(run_init, stack + sizeof stack,
-			   CLONE_VM | CLONE_VFORK | CLONE_NEWPID | CLONE_PIDFD | SIGCHLD, &init_exe, &call->init_fd);
+	call->init = clone(run_init, stack + sizeof stack, flags | (setup->user_namespaces ? CLONE_NEWUSER : 0),
+			   &init_exe, &call->init_fd);
 	return call->init < 0 ? -1 : 0;
+}
+
+/* Gives the init's user namespace the one user that the call is, under its own number. */
+static int map_user(pid_t init, uint64_t uid)
+{
+	static const char *const names[] = {"uid_map", "gid_map"};
+	char path[64], line[64];
+	unsigned long long number = uid == KEEP_UID ? 0 : uid;
+	int length = snprintf(line, sizeof line, "%llu %llu 1", number, number);
+
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+		snprintf(path, sizeof path, "/proc/%d/%s", init, names[i]);
+		int fd = open(path, O_WRONLY | O_CLOEXEC);
+		if (fd < 0)
+			return -1;
+		ssize_t written = write(fd, line, (size_t)length);
+		close(fd);
+		if (written != length)
+			return -1;
+	}
+	return 0;
 }
 
 static int watch(int fd, uint64_t tag)
@@ -365,6 +421,81 @@ static int enter_net_namespace(int index)
 	return 0;
 }
 
+/* With sockets a net namespace serves one call: ports that wait for their end would meet the next. They are made ahead,
+ * a few, and never faster than the kernel takes them down, which it does one by one for the whole machine. */
+static int namespace_pool[NAMESPACE_POOL], n_namespace_pool;
+static uint64_t namespace_made_us;
+
+static int raise_loopback(void)
+{
+	struct ifreq device = {.ifr_name = "lo"};
+	int result, any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	if (any < 0)
+		return -1;
+	result = ioctl(any, SIOCGIFFLAGS, &device);
+	device.ifr_flags |= IFF_UP;
+	if (result == 0)
+		result = ioctl(any, SIOCSIFFLAGS, &device);
+	close(any);
+	return result;
+}
+
+static int make_net_namespace(void)
+{
+	namespace_made_us = now_us();
+	if (unshare(CLONE_NEWNET) < 0 || raise_loopback() < 0)
+		return -1;
+	int made = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+	if (made >= 0)
+		namespace_pool[n_namespace_pool++] = made;
+	return made < 0 ? -1 : 0;
+}
+
+/* Milliseconds until the pool should get another namespace; -1: it needs none. */
+static int refill_in_ms(const struct setup *setup)
+{
+	if (!setup->loopback || n_namespace_pool == NAMESPACE_POOL)
+		return -1;
+	uint64_t gone_ms = (now_us() - namespace_made_us) / 1000;
+	return gone_ms < NAMESPACE_PACE_MS ? NAMESPACE_PACE_MS - (int)gone_ms : 0;
+}
+
+static int enter_new_net_namespace(const struct setup *setup)
+{
+	if (n_namespace_pool == 0) {
+		poll(NULL, 0, refill_in_ms(setup));
+		if (make_net_namespace() < 0)
+			return -1;
+	}
+	int mine = namespace_pool[--n_namespace_pool];
+	int result = setns(mine, CLONE_NEWNET);
+	close(mine);
+	return result;
+}
+
+static const char *before_fork(const struct setup *setup, const struct request *request, struct call *call, int index)
+{
+	STEP("net namespace", setup->loopback ? enter_new_net_namespace(setup) : enter_net_namespace(index));
+	STEP("start init", start_init(call, setup));
+	if (setup->user_namespaces)
+		STEP("user mapping", map_user(call->init, request->uid));
+	STEP("enter pid namespace", setns(call->init_fd, CLONE_NEWPID)); /* the next fork is born into it */
+	return NULL;
+}
+
+static const char *after_fork(const struct setup *setup, const struct request *request, struct call *call, int index)
+{
+	STEP("fork", call->program);
+	STEP("handle on program", call->program_fd = (int)syscall(SYS_pidfd_open, call->program, 0));
+	STEP("watch program", watch(call->program_fd, TAG_PROGRAM(index)));
+	if (request->tell_pids) {
+		STEP("tell init", tell_pid(setup->control, call->number, call->init));
+		STEP("tell program", tell_pid(setup->control, call->number, call->program));
+	}
+	return NULL;
+}
+
 /* Returns IN_CHILD in the program, 0 in the forkserver; a failure is answered on the control socket. */
 static int start_call(const struct setup *setup, const struct request *request, const int *fds, int n_fds)
 {
@@ -380,39 +511,34 @@ static int start_call(const struct setup *setup, const struct request *request, 
 
 	if (index >= n_calls)
 		n_calls = index + 1;
-	if (enter_net_namespace(index) < 0)
-		return abandon(setup->control, call, "net namespace"), 0;
-	if (start_init(call, setup->init_exe) < 0)
-		return abandon(setup->control, call, "start init"), 0;
-	if (setns(call->init_fd, CLONE_NEWPID) < 0) /* the next fork is born into the new namespace */
-		return abandon(setup->control, call, "enter pid namespace"), 0;
-	PyOS_BeforeFork();
-	call->program = fork();
-	int error = errno;
-	if (call->program == 0) {
-		run_child(setup, request, fds, n_fds, index);
-		return IN_CHILD;
+	INJECT(request->call, IN_FORKSERVER);
+	const char *failed = before_fork(setup, request, call, index);
+	if (!failed) {
+		PyOS_BeforeFork();
+		call->program = fork();
+		if (call->program == 0) {
+			run_child(setup, request, fds, n_fds, index);
+			return IN_CHILD;
+		}
+		int error = errno;
+		PyOS_AfterFork_Parent();
+		if (setns(own_pid_ns, CLONE_NEWPID) < 0)
+			_exit(CALL_FAILED); /* every later child would be born into the wrong namespace */
+		errno = error;
+		failed = after_fork(setup, request, call, index);
 	}
-	PyOS_AfterFork_Parent();
-	if (setns(own_pid_ns, CLONE_NEWPID) < 0)
-		_exit(CALL_FAILED); /* every later child would be born into the wrong namespace */
-	errno = error;
-	if (call->program < 0)
-		return abandon(setup->control, call, "fork"), 0;
-	call->program_fd = (int)syscall(SYS_pidfd_open, call->program, 0);
-	if (call->program_fd < 0 || watch(call->program_fd, TAG_PROGRAM(index)) < 0)
-		return abandon(setup->control, call, "watch program"), 0;
-	if (request->tell_pids && (tell_pid(setup->control, call->number, call->init) < 0 ||
-				   tell_pid(setup->control, call->number, call->program) < 0))
-		return abandon(setup->control, call, "tell pids"), 0;
+	if (failed)
+		abandon(setup->control, call, failed);
 	return 0;
 }
 
 static void kill_call(uint64_t number)
 {
 	for (int index = 0; index < MAX_CALLS; index++)
-		if (calls[index].used && calls[index].number == number)
+		if (calls[index].used && calls[index].number == number) {
+			calls[index].killed = 1;
 			end_init(&calls[index]);
+		}
 }
 
 static void read_faults(void)
@@ -422,6 +548,25 @@ static void read_faults(void)
 	while (read(fault_read, &fault, sizeof fault) == sizeof fault)
 		if (fault.index < MAX_CALLS && calls[fault.index].used)
 			calls[fault.index].fault = fault;
+}
+
+/* Whether a process that we have not killed is about to be gone. Its own kind cannot kill an init; the host can. */
+static int is_exiting(pid_t pid)
+{
+	enum { EXITING = 4 }; /* PF_EXITING of the kernel */
+	char path[32], line[512];
+	unsigned flags = EXITING;
+
+	snprintf(path, sizeof path, "/proc/%d/stat", pid);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t length = fd < 0 ? 0 : read(fd, line, sizeof line - 1);
+	if (fd >= 0)
+		close(fd);
+	line[length > 0 ? length : 0] = 0;
+	char *after_name = strrchr(line, ')');
+	if (after_name)
+		sscanf(after_name, ") %*c %*d %*d %*d %*d %*d %u", &flags);
+	return (flags & EXITING) != 0;
 }
 
 /* The main program has ended, so the call has: whatever else it started is killed. */
@@ -435,6 +580,11 @@ static void program_ended(int control, struct call *call, int index)
 	}
 	call->cpu_us = cpu_us_of(&usage);
 	read_faults(); /* written before the exit that we have just seen */
+	if (WIFSIGNALED(call->wait_status) && WTERMSIG(call->wait_status) == SIGKILL && !call->killed &&
+	    is_exiting(call->init)) {
+		call->fault.error = ESRCH;
+		snprintf(call->fault.where, sizeof call->fault.where, "keep init");
+	}
 	end_init(call);
 	unwatch(&call->program_fd);
 	call->program = 0;
@@ -559,9 +709,11 @@ int fork_serve(const struct setup *setup)
 	send_reply(setup->control, &ready);
 
 	for (;;) {
-		int n = epoll_wait(epoll, events, 64, -1);
+		int n = epoll_wait(epoll, events, 64, refill_in_ms(setup));
 		if (n < 0 && errno != EINTR)
 			return -errno;
+		if (n == 0)
+			make_net_namespace(); /* the call that finds none tries again, and tells */
 		for (int i = 0; i < n; i++) {
 			uint64_t tag = events[i].data.u64;
 			if (tag == TAG_CONTROL) {

@@ -80,7 +80,13 @@ class _Filter(ctypes.Structure):
 class _Setup(ctypes.Structure):
     """struct setup of fork.c."""
 
-    _fields_ = [("control", ctypes.c_int), ("init_exe", ctypes.c_int), ("program_filter", _Filter)]
+    _fields_ = [
+        ("control", ctypes.c_int),
+        ("init_exe", ctypes.c_int),
+        ("user_namespaces", ctypes.c_int),
+        ("loopback", ctypes.c_int),
+        ("program_filter", _Filter),
+    ]
 
 
 def main() -> None:
@@ -105,6 +111,8 @@ def main() -> None:
     setup = _Setup(
         CONTROL,
         os.open("/jail/init", os.O_PATH | os.O_CLOEXEC),
+        config["user_namespaces"],
+        config["loopback"],
         _Filter.of(bytes.fromhex(config["program_filter"])),
     )
     failed = fork.fork_filter(ctypes.byref(_Filter.of(bytes.fromhex(config["forkserver_filter"]))))

@@ -7,13 +7,15 @@ import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
+from sandbox.calls import Network
 from sandbox.errors import ConfigError
 from sandbox.jail import runtime, seccomp
 from sandbox.jail.cgroups import Group, Groups, Place, find_place
 from sandbox.jail.policy import MAX_SLOTS, WORKERS_APART, Identity
 from sandbox.jail.watched import Watched
-from sandbox.settings import JailSettings
+from sandbox.settings import JailSettings, Level
 
 #: An empty folder that every user can reach. Each worker sees the runtime here, in a mount namespace of its own.
 MOUNT_POINT = Path("/run/roc-sandbox")
@@ -37,8 +39,8 @@ class Host:
     nsjail: Path
     root: Path
     identity: Identity
-    filters: tuple[bytes, bytes]
-    level: str
+    filters: dict[Network, tuple[bytes, bytes]]
+    level: Level
     place: Place
     slots: int
     scratch_bytes: int
@@ -67,7 +69,7 @@ def prepare(settings: JailSettings, slots: int) -> Host:
         nsjail=find_nsjail(),
         root=root,
         identity=identity,
-        filters=seccomp.filters(),
+        filters={network: seccomp.filters(network) for network in get_args(Network)},
         level=settings.level,
         place=find_place(),
         slots=slots,

@@ -34,7 +34,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox.calls import MIB, Base64File, CallStatus, ToolCall, ToolResult, Usage
+from sandbox.calls import MIB, Base64File, CallStatus, Network, ToolCall, ToolResult, Usage
 from sandbox.errors import JailError
 from sandbox.jail.cgroups import GroupUsage
 from sandbox.jail.host import Host, Slot
@@ -140,8 +140,9 @@ class _Run:
 class Jail:
     """Runs calls. Made by `start`; `worn` is set when it broke or has served its time, and `close` ends it."""
 
-    def __init__(self, host: Host, preload: Preload) -> None:
+    def __init__(self, host: Host, preload: Preload, network: Network = "none") -> None:
         self.preload = preload
+        self.network = network
         self.worn = asyncio.Event()
         self.is_broken = False
         self.host = host
@@ -162,10 +163,10 @@ class Jail:
         self._spawn()
 
     @classmethod
-    async def start(cls, host: Host, preload: Preload) -> Jail:
+    async def start(cls, host: Host, preload: Preload, network: Network = "none") -> Jail:
         """Start a jail and wait until it serves. Raises JailError with what nsjail or the forkserver said."""
         try:
-            jail = cls(host, preload)
+            jail = cls(host, preload, network)
         except OSError as exc:
             raise JailError(f"nsjail cannot be started: {exc}") from exc
         try:
@@ -194,7 +195,9 @@ class Jail:
             theirs.callback(os.close, their_messages)
             control.setblocking(False)
             os.set_blocking(messages, False)
-            argv = nsjail_argv(self.host.nsjail, self.host.root, self.host.identity)
+            argv = nsjail_argv(
+                self.host.nsjail, self.host.root, self.host.identity, self.host.level, self.network
+            )
             pid = os.posix_spawn(
                 argv[0],
                 argv,
@@ -219,10 +222,12 @@ class Jail:
                 raise
             self._control, self._messages, self._pid = control, messages, pid
             ours.pop_all()
-        forkserver_filter, program_filter = self.host.filters
+        forkserver_filter, program_filter = self.host.filters[self.network]
         config = {
             "modules": self.preload.modules,
             "warm_up": self.preload.warm_up,
+            "user_namespaces": self.host.level == "strict",
+            "loopback": self.network == "loopback",
             "forkserver_filter": forkserver_filter.hex(),
             "program_filter": program_filter.hex(),
         }

@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox.calls import Network
+from sandbox.settings import Level
+
 #: Inside the jail the forkserver is 0 and slots are 1, 2, 3, ...
 MAX_SLOTS = 4095
 
@@ -29,7 +32,9 @@ class Identity:
     first_slot: int | None
 
 
-def nsjail_argv(nsjail: Path, root: Path, identity: Identity) -> list[str]:
+def nsjail_argv(
+    nsjail: Path, root: Path, identity: Identity, level: Level = "namespaces", network: Network = "none"
+) -> list[str]:
     """The command that starts one forkserver in its jail. Descriptor 3 is its control socket."""
     argv = [
         str(nsjail),
@@ -56,6 +61,13 @@ def nsjail_argv(nsjail: Path, root: Path, identity: Identity) -> list[str]:
         # (SETUID, SETGID), dropping the bounding set (SETPCAP), ending it (KILL). No program keeps one.
         "--cap", "CAP_SYS_ADMIN", "--cap", "CAP_SETUID", "--cap", "CAP_SETGID",
         "--cap", "CAP_SETPCAP", "--cap", "CAP_KILL",
+    ]  # fmt: skip
+    if level == "strict":
+        # Into each call's user namespace it maps one user, which for an ordinary user's worker is its own root.
+        argv += ["--proc_rw", "--cap", "CAP_SETFCAP"]
+    if network == "loopback":
+        argv += ["--cap", "CAP_NET_ADMIN"]  # to raise the loopback device in each call's net namespace
+    argv += [
         "--env", "PYTHONPATH=/python/site", "--env", "PYTHONUTF8=1", "--env", "LANG=C.UTF-8",
         # A pool of BLAS threads in the forkserver would make forking unsafe.
         "--env", "OPENBLAS_NUM_THREADS=1", "--env", "OMP_NUM_THREADS=1",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Literal
 
+from sandbox.calls import Network
 from sandbox.errors import ConfigError
 
 Stage = Literal["all", "program"]
@@ -28,16 +29,24 @@ _ARCHITECTURES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 
 
 @dataclass(frozen=True, slots=True)
+class Test:
+    """A condition on the low half of one argument."""
+
+    argument: int
+    operator: Literal["==", "!=", "&", "not in"]
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
-    """One denied call on one machine."""
+    """One denied call on one machine, if all tests hold."""
 
     stage: Stage
+    network: Network | None  # None: whatever the network
     answer: int
     number: int
     name: str
-    argument: int | None = None
-    operator: Literal["==", "!=", "&", ""] = ""
-    operand: int = 0
+    tests: tuple[Test, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +57,13 @@ class Policy:
     newest: int
 
 
+_NUMBER_TEXT = r"(?:0x[0-9a-f]+|\d+)"
+_TEST = re.compile(
+    rf"arg([0-5]) (==|!=|&) ({_NUMBER_TEXT})|arg([0-5]) (not in) \{{({_NUMBER_TEXT}(?:, {_NUMBER_TEXT})*)\}}"
+)
 _RULE = re.compile(
-    r"(?P<stage>all|program)\s+(?P<answer>[A-Z]+)\s+(?P<x86_64>\d+|-)\s+(?P<aarch64>\d+|-)\s+(?P<name>\w+)"
-    r"(?:\s+arg(?P<argument>[0-5])\s*(?P<operator>==|!=|&)\s*(?P<operand>0x[0-9a-f]+|\d+))?"
+    r"(?P<stage>all|program)(?:/(?P<network>none|loopback))?\s+(?P<answer>[A-Z]+)\s+(?P<x86_64>\d+|-)\s+(?P<aarch64>\d+|-)"
+    r"\s+(?P<name>\w+)(?:\s+(?P<tests>arg.+))?"
 )
 
 
@@ -65,7 +78,7 @@ def parse(text: str, machine: str) -> Policy:
             newest = int(match[1])
         elif (match := _RULE.fullmatch(content)) and match["answer"] in errno.errorcode.values():
             if match[machine] != "-":
-                rules.append(_rule(match, machine))
+                rules.append(_rule(match, machine, number))
         else:
             raise ConfigError(f"line {number} of the system call policy is not understood: {content}")
     if newest is None:
@@ -73,15 +86,19 @@ def parse(text: str, machine: str) -> Policy:
     return Policy(tuple(rules), newest)
 
 
-def _rule(match: re.Match[str], machine: str) -> Rule:
+def _rule(match: re.Match[str], machine: str, line: int) -> Rule:
     stage: Stage = "all" if match["stage"] == "all" else "program"
-    rule = Rule(stage, getattr(errno, match["answer"]), int(match[machine]), match["name"])
-    if match["argument"] is None:
-        return rule
-    return Rule(
-        stage, rule.answer, rule.number, rule.name, int(match["argument"]),
-        match["operator"], int(match["operand"], 0),  # type: ignore[arg-type] # the pattern admits just these
-    )  # fmt: skip
+    network: Network | None = match["network"]  # type: ignore[assignment] # the pattern admits just these
+    tests = tuple(_test(text, line) for text in (match["tests"] or "").split(" and ") if text)
+    return Rule(stage, network, getattr(errno, match["answer"]), int(match[machine]), match["name"], tests)
+
+
+def _test(text: str, line: int) -> Test:
+    match = _TEST.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"line {line} of the system call policy is not understood: {text}")
+    argument, operator, operands = [group for group in match.groups() if group is not None]
+    return Test(int(argument), operator, tuple(int(each, 0) for each in operands.split(", ")))  # type: ignore[arg-type]
 
 
 def _instruction(code: int, constant: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -90,19 +107,31 @@ def _instruction(code: int, constant: int, if_true: int = 0, if_false: int = 0) 
 
 def _deny(rule: Rule) -> list[bytes]:
     """Falls through with the call's number loaded when the rule does not apply."""
-    answer = _instruction(_RETURN, _ERRNO | rule.answer)
-    if rule.argument is None:
-        return [_instruction(_IF_EQUAL, rule.number, 0, 1), answer]
-    test = {
-        "==": _instruction(_IF_EQUAL, rule.operand, 0, 1),
-        "!=": _instruction(_IF_EQUAL, rule.operand, 1, 0),
-        "&": _instruction(_IF_ANY_BIT, rule.operand, 0, 1),
-    }[rule.operator]
-    body = [_instruction(_LOAD, _ARGUMENTS + 8 * rule.argument), test, answer, _instruction(_LOAD, _NUMBER)]
+    body = [_instruction(_RETURN, _ERRNO | rule.answer)]
+    if rule.tests:
+        body.append(_instruction(_LOAD, _NUMBER))  # where a test that does not hold goes on
+    for test in reversed(rule.tests):
+        body = _jump_unless(test, len(body) - 1) + body
     return [_instruction(_IF_EQUAL, rule.number, 0, len(body)), *body]
 
 
-def compile_filter(policy: Policy, stage: Stage, machine: str) -> bytes:
+def _jump_unless(test: Test, distance: int) -> list[bytes]:
+    """Go on when the test holds, else as many instructions further."""
+    load = _instruction(_LOAD, _ARGUMENTS + 8 * test.argument)
+    first, *others = reversed(test.operands)
+    match test.operator:
+        case "==":
+            return [load, _instruction(_IF_EQUAL, first, 0, distance)]
+        case "&":
+            return [load, _instruction(_IF_ANY_BIT, first, 0, distance)]
+        case "!=" | "not in":
+            jumps = [
+                _instruction(_IF_EQUAL, each, distance + n, 0) for n, each in enumerate((first, *others))
+            ]
+            return [load, *reversed(jumps)]
+
+
+def compile_filter(policy: Policy, stage: Stage, network: Network, machine: str) -> bytes:
     """One stage as an array of `struct sock_filter`."""
     program = [
         _instruction(_LOAD, _ARCHITECTURE),
@@ -113,20 +142,20 @@ def compile_filter(policy: Policy, stage: Stage, machine: str) -> bytes:
         _instruction(_IF_AT_LEAST, policy.newest + 1, 0, 1),
         _instruction(_RETURN, _ERRNO | errno.ENOSYS),
     ]
-    mine = [rule for rule in policy.rules if rule.stage == stage]
-    for rule in sorted(
-        mine, key=lambda rule: rule.argument is None
-    ):  # the kernel caches plain answers, not these
+    mine = [rule for rule in policy.rules if rule.stage == stage and rule.network in {None, network}]
+    for rule in sorted(mine, key=lambda rule: not rule.tests):  # the kernel caches plain answers, not these
         program += _deny(rule)
     program.append(_instruction(_RETURN, _ALLOW))
     return b"".join(program)
 
 
-def filters(machine: str | None = None) -> tuple[bytes, bytes]:
+def filters(network: Network = "none", machine: str | None = None) -> tuple[bytes, bytes]:
     """The shipped policy for this machine: the forkserver's stage, and the program's on top of it."""
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         raise ConfigError(f"the jail knows {' and '.join(_ARCHITECTURES)}, and this machine is {machine}")
     text = resources.files("sandbox.jail").joinpath("policy.seccomp").read_text(encoding="utf-8")
     policy = parse(text, machine)
-    return compile_filter(policy, "all", machine), compile_filter(policy, "program", machine)
+    return compile_filter(policy, "all", network, machine), compile_filter(
+        policy, "program", network, machine
+    )

@@ -30,6 +30,16 @@ def test_the_whole_line_for_a_worker_that_runs_as_root() -> None:
     )
 
 
+def test_what_a_level_or_a_network_adds() -> None:
+    """Two capabilities over the forkserver's own namespaces, and its own /proc to write user mappings in."""
+    identity = Identity(200_000, 200_000, 200_001)
+    plain = set(nsjail_argv(NSJAIL, ROOT, identity))
+    strict = nsjail_argv(NSJAIL, ROOT, identity, level="strict")
+    loopback = nsjail_argv(NSJAIL, ROOT, identity, network="loopback")
+    assert set(strict) - plain == {"--proc_rw", "CAP_SETFCAP"}
+    assert set(loopback) - plain == {"CAP_NET_ADMIN"}
+
+
 def test_an_ordinary_user_gives_only_itself() -> None:
     """A worker without root maps its own user and group, and no other."""
     words = nsjail_argv(NSJAIL, ROOT, Identity(1000, 1001, None))
