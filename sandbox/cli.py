@@ -314,7 +314,10 @@ async def _try_jail(settings: JailSettings) -> str:
 
 @runtime_app.command()
 def build(
-    python: Annotated[Path | None, typer.Option(help="Interpreter for programs. [default: ours]")] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option(help="Interpreter for programs. [default: Python 3.13 or 3.12 of this host, else ours]"),
+    ] = None,
     packages: Annotated[Path | None, typer.Option(help="Requirements file in place of ours.")] = None,
 ) -> None:
     """Make or renew the environment that programs see, at the place that the setting jail.runtime names."""

@@ -344,7 +344,8 @@ def flush_streams() -> bool:
         except BaseException as exc:  # noqa: BLE001 - it may be an object of the program's own
             flushed = False
             if name == "stdout":
-                print("Exception ignored in:", repr(stream), file=sys.stderr)
+                named = "on flushing sys.stdout:" if sys.version_info >= (3, 13) else f"in: {stream!r}"
+                print("Exception ignored", named, file=sys.stderr)
                 show(exc)
     return flushed
 

@@ -23,6 +23,7 @@ from sandbox.errors import ConfigError
 from sandbox.jail import runtime
 from sandbox.jail.cgroups import Place, find_place
 from sandbox.jail.host import find_nsjail
+from sandbox.jail.interpreter import choose_interpreter, is_preferred
 from sandbox.jail.policy import MAX_SLOTS, WORKERS_APART
 from sandbox.jail.trial import MOUNT_STEPS
 from sandbox.settings import JailSettings
@@ -59,6 +60,7 @@ def check_host(settings: JailSettings, root: Path = Path("/")) -> list[Check]:
         swap(root / "proc", place),
         compiler(settings.runtime),
         built_runtime(settings.runtime),
+        interpreter(_version_for_programs(settings.runtime)),
     ]
 
 
@@ -203,6 +205,17 @@ def built_runtime(path: Path) -> Check:
     lack = _runtime_lack(path)
     found = lack or f"Python {runtime.check(path).python_version} at {path}"
     return _check("runtime", lack is None, found, "sandbox runtime build")
+
+
+def interpreter(version: str) -> Check:
+    """Programs get a Python in which a call is cheap."""
+    found = f"programs get Python {version}"
+    remedy = f"install Python 3.13 or 3.12, then sandbox runtime build: {runtime.ADVICE}"
+    return _check("interpreter", is_preferred(version), found, remedy, level=ADVICE)
+
+
+def _version_for_programs(path: Path) -> str:
+    return choose_interpreter().version if _runtime_lack(path) else runtime.check(path).python_version
 
 
 def _runtime_lack(path: Path) -> str | None:

@@ -15,12 +15,9 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from sandbox.errors import ConfigError
+from sandbox.jail.interpreter import Interpreter
 from sandbox.jail.libraries import binaries_below, copy_file
 from sandbox.jail.policy import MAX_SLOTS
 
@@ -39,53 +36,6 @@ _DROPPED_DIRECTORIES = {
 _DROPPED_NAMES = re.compile(
     r"config-\d.*|_tkinter\..*|_test.*\.so|_ctypes_test.*|_xxtestfuzz.*|xxlimited.*|EXTERNALLY-MANAGED"
 )
-
-_PROBE = """
-import json, os, platform, site, sys, sysconfig
-print(json.dumps({
-    "version": platform.python_version(),
-    "executable": os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable),
-    "prefix": os.path.realpath(sys.base_prefix),
-    "library_folder": sys.platlibdir,
-    "stdlib": os.path.dirname(os.__file__),
-    "extensions": [p for p in sys.path if os.path.basename(p) == "lib-dynload" and os.path.isdir(p)],
-    "site": site.getsitepackages(["/python"])[0],
-    "abi": sysconfig.get_config_var("SOABI") or "",
-}))
-"""
-
-
-class Interpreter(BaseModel):
-    """An interpreter of the host, as it describes itself; of a virtual environment, the one below it."""
-
-    model_config = ConfigDict(frozen=True)
-
-    version: str
-    executable: Path
-    prefix: Path
-    library_folder: str  # "lib", or "lib64" where the interpreter was built so
-    stdlib: Path
-    extensions: list[Path]
-    site: Path  # where it will look for .pth files once it is /python; Debian's differs from all others
-    abi: str
-
-    @property
-    def short_version(self) -> str:
-        return ".".join(self.version.split(".")[:2])
-
-
-def ask_interpreter(python: Path) -> Interpreter:
-    """Start `python` and let it say where its parts lie. Raises ConfigError when it cannot or is too old."""
-    try:
-        # -I and -S: neither the user's settings nor installed packages have a say in the answer.
-        command = [str(python), "-I", "-S", "-c", _PROBE]
-        answer = subprocess.run(command, capture_output=True, text=True, check=True)
-        interpreter = Interpreter.model_validate_json(answer.stdout)
-    except (OSError, subprocess.CalledProcessError, ValidationError) as exc:
-        raise ConfigError(f"{python} does not start as a Python interpreter: {exc}") from exc
-    if tuple(map(int, interpreter.short_version.split("."))) < (3, 11):
-        raise ConfigError(f"{python} is Python {interpreter.version}; the jail needs 3.11 or newer")
-    return interpreter
 
 
 def copy_interpreter(interpreter: Interpreter, root: Path) -> None:

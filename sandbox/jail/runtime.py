@@ -36,8 +36,8 @@ from pydantic import BaseModel, ValidationError
 
 from sandbox.errors import ConfigError
 from sandbox.jail import rootfs
+from sandbox.jail.interpreter import Interpreter, ask_interpreter, choose_interpreter
 from sandbox.jail.libraries import binaries_below, copy_libraries
-from sandbox.jail.rootfs import Interpreter
 
 #: Raise this when this file or rootfs.py builds something else from the same inputs.
 LAYOUT = 1
@@ -60,6 +60,8 @@ _JAIL_FILES: dict[str, tuple[str, list[str] | None]] = {
 #: Read by CPython at its start; they would mix our environment into the interpreter that pip installs for.
 _PYTHONS_OWN = {"PYTHONPATH", "PYTHONHOME"}
 COMPILERS = ("cc", "gcc", "clang")
+#: Said of a runtime with an interpreter that is not preferred.
+ADVICE = "with Python 3.13 or 3.12 on this host a call would be cheaper"
 _C_WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 
 Report = Callable[[str], None]
@@ -103,12 +105,12 @@ def check(path: Path) -> Runtime:
 def build(path: Path, *, python: Path | None = None, packages: Path | None = None, report: Report) -> None:
     """Make or renew the runtime at `path`: only what changed, nothing if nothing did.
 
-    `python` is any interpreter of the host (default: the one that runs us), `packages` a requirements file in
-    place of ours. Builds of one path wait for each other. Raises ConfigError naming what the host lacks.
+    `python` is any interpreter of the host (default: the one that makes calls cheapest), `packages` a requirements
+    file in place of ours. Builds of one path wait for each other. Raises ConfigError naming what the host lacks.
     """
     if packages is not None and not packages.is_file():
         raise ConfigError(f"there is no list of packages at {packages}")
-    interpreter = rootfs.ask_interpreter(python or Path(sys.executable))
+    interpreter = ask_interpreter(python) if python else choose_interpreter()
     path = path.absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -155,6 +157,8 @@ class _Build:
     def _base(self) -> None:
         python = self.interpreter
         self.report(f"copying Python {python.version} and its standard library from {python.prefix}")
+        if not python.is_preferred:
+            self.report(ADVICE)
         new = self.staging / "root"
         rootfs.write_system_files(new)
         rootfs.copy_interpreter(python, new)
@@ -227,7 +231,9 @@ class _Build:
         }
         command = [*_pip_command(), "--python", self.interpreter.executable, "install", "--target", target]
         command += ["--quiet", "--no-compile", "--only-binary", ":all:", "--requirement", self.packages]
-        self._run(command, "installing the packages failed", environment)
+        python = self.interpreter
+        failed = f"installing the packages failed for Python {python.version} of {python.prefix}"
+        self._run(command, f"{failed}; --python takes another", environment)
 
     def _cc(self, source: Path, target: Path, flags: list[str]) -> None:
         compiler = next(filter(None, map(shutil.which, COMPILERS)), None)

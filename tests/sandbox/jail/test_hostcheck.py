@@ -83,6 +83,15 @@ class TestThisHost:
         refused = [check.name for check in hostcheck.walls(answers) if not check.ok]
         assert refused == ["namespaces", "mounts"]
 
+    @pytest.mark.parametrize(
+        ("version", "ok"), [("3.13.0", True), ("3.12.1", True), ("3.11.2", False), ("3.14.0", False)]
+    )
+    def test_a_dearer_interpreter_is_no_lack(self, version: str, ok: bool) -> None:
+        """It works, so what it costs is advice."""
+        check = hostcheck.interpreter(version)
+        assert (check.ok, check.level) == (ok, ADVICE)
+        assert version in check.found
+
 
 class TestKernel:
     """Version and processor."""

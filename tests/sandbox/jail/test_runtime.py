@@ -16,7 +16,7 @@ import pytest
 
 from sandbox.errors import ConfigError
 from sandbox.jail import runtime
-from sandbox.jail.rootfs import ask_interpreter
+from sandbox.jail.interpreter import ask_interpreter, choose_interpreter
 
 DEBIANS_PYTHON = Path("/usr/bin/python3")
 
@@ -165,7 +165,7 @@ class TestApart:
         """No file is a hard link and no link leads out, so no page of the host's cache can be reached."""
         files = [path for path in full.root.rglob("*") if path.is_file() and not path.is_symlink()]
         assert [path for path in files if path.stat().st_nlink != 1] == []
-        prefix = str(ask_interpreter(Path(sys.executable)).executable.parent.parent)
+        prefix = str(choose_interpreter().prefix)
         links = [path for path in full.root.rglob("*") if path.is_symlink()]
         assert [path for path in links if str(path.readlink()).startswith(prefix)] == []
 
@@ -231,7 +231,10 @@ class TestBuild:
         """Pip's own words are the error, and what was whole before it is kept for the next build."""
         good = packages.read_text()
         packages.write_text("tiny @ file:///nowhere/tiny-9-py3-none-any.whl\n")
-        with pytest.raises(ConfigError, match=r"(?s)installing the packages failed.*nowhere"):
+        with pytest.raises(
+            ConfigError,
+            match=r"(?s)installing the packages failed for Python 3\.1\d\..*; --python takes another.*nowhere",
+        ):
             runtime.build(tmp_path / "r", packages=packages, report=ignore)
         with pytest.raises(ConfigError, match="sandbox runtime build"):
             runtime.check(tmp_path / "r")
@@ -350,3 +353,15 @@ class TestBuild:
         """What is no Python is named."""
         with pytest.raises(ConfigError, match="/bin/true does not start as a Python"):
             runtime.build(tmp_path / "r", python=Path("/bin/true"), report=ignore)
+
+    def test_an_interpreter_that_is_dearer(self, tmp_path: Path, packages: Path) -> None:
+        """The one that runs the service is taken when asked for, and the build says what that costs."""
+        ours = ask_interpreter(Path(sys.executable))
+        lines: list[str] = []
+        runtime.build(tmp_path / "r", python=Path(sys.executable), packages=packages, report=lines.append)
+        assert runtime.check(tmp_path / "r").python_version == ours.version
+        assert (runtime.ADVICE in lines) == (not ours.is_preferred)
+
+    def test_the_best_interpreter_is_the_default(self, full: runtime.Runtime) -> None:
+        """Nobody needs to name it."""
+        assert full.python_version == choose_interpreter().version

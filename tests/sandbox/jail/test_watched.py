@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -16,6 +17,7 @@ from sandbox.calls import MIB, CallStatus
 from sandbox.errors import JailError
 from sandbox.jail import Slot
 from sandbox.jail.cgroups import Place, find_place
+from sandbox.jail.interpreter import ask_interpreter
 from sandbox.jail.selftest import check_walls
 from sandbox.jail.watched import Watched
 from sandbox.settings import JailSettings
@@ -91,7 +93,9 @@ def report_of_an_ordinary_user() -> dict[str, Any]:
         "repository": Path(__file__).parents[3],
         "packages": Path(sysconfig.get_path("purelib")),
         "runtime": JailSettings().runtime,
+        "python": Path(sys.base_prefix),
     }
+    python_name = ask_interpreter(Path(sys.executable)).executable.name
     with tempfile.TemporaryDirectory(prefix="ordinary-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -105,7 +109,7 @@ def report_of_an_ordinary_user() -> dict[str, Any]:
         )
         # With groups of its own, as every login has some: an ordinary user cannot give them up.
         user = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", f"--groups={ORDINARY},100,101"]
-        python = [f"{folder}/runtime/root/python/bin/python3", "-s", "-B", "-c", code]
+        python = [f"{folder}/python/bin/{python_name}", "-s", "-B", "-c", code]
         done = subprocess.run(
             ["unshare", "-m", "sh", "-c", " && ".join([*steps, 'exec "$@"']), "sh", *user, *python],
             capture_output=True,
@@ -113,7 +117,7 @@ def report_of_an_ordinary_user() -> dict[str, Any]:
             env={
                 "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
                 "PYTHONPATH": f"{folder}/repository:{folder}/packages",
-                "LD_LIBRARY_PATH": f"{folder}/runtime/root/python/lib",
+                "LD_LIBRARY_PATH": f"{folder}/python/lib",
             },
             timeout=50,
             check=False,
