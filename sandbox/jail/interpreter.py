@@ -1,8 +1,8 @@
 """The interpreter that programs get: which one of the host's, and how it describes itself.
 
-From 3.12 on an object can be immortal: its count of references is never written, so a child that only looks at what the
-forkserver has warm copies no page of it. Calls are cheaper then, so the runtime prefers such a version over the one that
-runs the service.
+From 3.12 on an object can be immortal: its count of references is never written, so a child that only looks at what
+the forkserver has warm copies no page of it. Calls are cheaper then, so the runtime prefers such a version over the one
+that runs the service.
 """
 
 from __future__ import annotations
