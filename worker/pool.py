@@ -115,7 +115,20 @@ class JailPool:
             if jail is not None:
                 retiring = asyncio.create_task(jail.retire())
                 self._retiring.add(retiring)
-                retiring.add_done_callback(self._retiring.discard)
+                retiring.add_done_callback(self._retired)
+
+    def _retired(self, retiring: asyncio.Task[None]) -> None:
+        self._retiring.discard(retiring)
+        self._changed.set()
+
+    async def renew(self) -> None:
+        """Have every jail replaced, as if it had served its time, and wait until the last of the old ones is gone."""
+        old = [jail for jail in self._jails if jail is not None]
+        for jail in old:
+            jail.worn.set()
+        while self._retiring or any(jail is None or jail in old for jail in self._jails):
+            self._changed.clear()
+            await self._changed.wait()
 
     async def close(self) -> None:
         """End every jail. A call that still runs raises JailError."""

@@ -151,6 +151,23 @@ async def test_worn_jails_are_replaced_without_a_gap(
     assert sum(alive(pid) for pid in jails) <= 1
 
 
+async def test_renew_replaces_every_jail(pool: JailPool) -> None:
+    """All jails are others afterwards, the old ones are gone, and a call that ran meanwhile has its answer."""
+    first = jail_of(pool)
+    long = asyncio.create_task(pool.run(call("import time\ntime.sleep(0.5)\nprint('long')")))
+    await running(pool, 1)
+    for _ in range(2):
+        old = [jail for jail in pool._jails if jail is not None]
+        processes = [pid for jail in old for pid in (jail._pid, *descendants(jail._pid))]
+        await pool.renew()
+        assert None not in pool._jails
+        assert not set(old) & set(pool._jails)
+        assert not any(alive(pid) for pid in processes)
+    assert first.is_broken
+    assert (await long).stdout == "long\n"
+    assert len(descendants(os.getpid())) == 2 * len(PRELOADS)
+
+
 async def test_a_jail_that_will_not_start(light_pool: JailPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """While no jail starts, calls become faults after a while; when the host is well again, so are they."""
     monkeypatch.setattr(pool_module, "NO_JAIL_S", 0.2)
