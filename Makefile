@@ -12,7 +12,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 need = @$(1) >/dev/null 2>&1 || { echo '$(2)' >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: demo test up check fmt clean help runtime
+.PHONY: demo test up soak check fmt clean help runtime
 .NOTPARALLEL:
 
 demo: runtime  ## start the whole stack, send real calls through it, show what came of them, stop it
@@ -23,6 +23,9 @@ test: check runtime  ## all that CI runs: check, then every test
 
 up: runtime  ## leave the stack running in the foreground until Ctrl-C
 	@$(VPYTHON) -m sandbox up $(ARGS)
+
+soak: runtime  ## hostile programs among honest ones for 20 minutes: every answer right, nothing leaked
+	@$(VPYTHON) -m loadtest.soak $(ARGS)
 
 check: $(VENV)/installed  ## lint, format, types and layers
 	@$(VPYTHON) -m ruff check

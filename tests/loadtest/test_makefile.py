@@ -63,7 +63,7 @@ WORKING = {"uname": "echo Linux", "python3": f'{PYTHON} "$@"', "cc": "exit 0"}
         ),
     ],
 )
-@pytest.mark.parametrize("target", ["demo", "test", "up", "check", "fmt"])
+@pytest.mark.parametrize("target", ["demo", "test", "up", "soak", "check", "fmt"])
 def test_what_is_missing_is_named(
     checkout: Path, target: str, commands: dict[str, str], sentence: str
 ) -> None:
@@ -103,5 +103,5 @@ def test_help_names_every_target_for_people(checkout: Path) -> None:
     done = make(checkout, commands={name: f'exec {shutil.which(name)} "$@"' for name in ("sed",)})
     assert done.returncode == 0, done.stderr
     assert [line.split()[1] for line in done.stdout.splitlines()] == [
-        "demo", "test", "up", "check", "fmt", "clean", "help",
+        "demo", "test", "up", "soak", "check", "fmt", "clean", "help",
     ]  # fmt: skip
