@@ -27,6 +27,7 @@ import json
 import logging
 import math
 import os
+import random
 import signal
 import socket
 import struct
@@ -53,7 +54,9 @@ WATCH_S = 0.1  # how often a running call's group is looked at; most calls end b
 OPEN_FILES = 256
 FILE_BYTES = 64 * MIB
 THREAD_STACK_BYTES = 8 * MIB  # counted as data from the start, though hardly any of it is ever used
-WORN_CALLS = 5000  # then a jail is replaced: a fresh address layout and hash seed, and no leak grows old
+# After so many calls, or so long, a jail is replaced: a fresh address layout and hash seed, and no leak grows old.
+WORN_CALLS = 5000
+WORN_S = 1800.0
 
 # struct request and struct reply of fork.c
 _REQUEST = struct.Struct("=11Q")
@@ -159,6 +162,7 @@ class Jail:
         self._pid: int
         self._pidfd: int | None
         self._forkserver_fd: int | None = None
+        self._worn_timer: asyncio.TimerHandle | None = None
         self._messages: int  # where nsjail and the forkserver complain
         self._spawn()
 
@@ -447,6 +451,8 @@ class Jail:
         self._loop.add_reader(self._forkserver_fd, self._on_forkserver_exit)
         if self.host.place.kind == "none":
             self._warm_bytes = anonymous_bytes(forkserver)
+        # Jails that started together should not all be replaced at the same time.
+        self._worn_timer = self._loop.call_later(WORN_S * random.uniform(0.8, 1.2), self.worn.set)
         self._ready.set_result(None)
 
     def _on_message(self) -> None:
@@ -493,6 +499,8 @@ class Jail:
             return
         self.is_broken = True
         self.worn.set()
+        if self._worn_timer is not None:
+            self._worn_timer.cancel()
         self._loop.remove_reader(self._control.fileno())
         self._loop.remove_writer(self._control.fileno())
         while self._outbox:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -192,6 +193,28 @@ def test_nothing_stays_behind() -> None:
     assert len(folders_of(os.getpid()) - before) == len(PLACE.parents)
     made.close()
     assert folders_of(os.getpid()) == before
+
+
+def test_the_kernel_is_kept_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between calls we enter our own group again and again; it stays ours, and that ends with the groups."""
+    beats = threading.Semaphore(0)
+    pwrite = os.pwrite
+
+    def counted(fd: int, content: bytes, offset: int) -> int:
+        written = pwrite(fd, content, offset)
+        if content == b"0":
+            beats.release()
+        return written
+
+    monkeypatch.setattr(cgroups.os, "pwrite", counted)
+    before = Path("/proc/self/cgroup").read_text(encoding="ascii")
+    groups = Groups(PLACE)
+    for _ in range(3):
+        assert beats.acquire(timeout=60)
+    after = Path("/proc/self/cgroup").read_text(encoding="ascii")
+    groups.close()
+    assert (after == before) or PLACE.kind == "v2"
+    assert not any(thread.name == "cgroup-pulse" for thread in threading.enumerate())
 
 
 def test_counts_are_of_one_call(groups: Groups) -> None:

@@ -242,6 +242,14 @@ class TestEnds:
             worn.append(own_box.jail.worn.is_set())
         assert worn == [False, False, True, True]
 
+    def test_worn_with_age(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A jail that nobody calls is replaced as well, after its time."""
+        monkeypatch.setattr(jail_module, "WORN_S", 0.001)
+        box = Box(slots=1)
+        assert box.do(box.jail.worn.wait())
+        assert box.out("print(1)") == "1\n"
+        box.close()
+
     def test_nothing_is_left(self) -> None:
         """A jail that was opened, used and closed leaves no process, no descriptor and no group."""
         Box(slots=2).close()  # what Python itself opens on the way stays open
