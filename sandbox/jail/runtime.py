@@ -122,6 +122,15 @@ def build(path: Path, *, python: Path | None = None, packages: Path | None = Non
         _Build(path, interpreter, packages and packages.absolute(), lock, report).run()
 
 
+def compile_argv(name: str, target: Path, *more_flags: str) -> list[str | Path]:
+    """The command that compiles one of the files of /jail. Raises ConfigError without a compiler."""
+    source, flags = _JAIL_FILES[name]
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise ConfigError("the jail needs a C compiler (cc, gcc or clang): `apt install gcc`")
+    return [compiler, *_C_WARNINGS, *(flags or []), *more_flags, "-o", target, _HERE / source]
+
+
 class _Build:
     def __init__(
         self, path: Path, interpreter: Interpreter, packages: Path | None, lock: TextIO, report: Report
@@ -199,7 +208,7 @@ class _Build:
             if flags is None:
                 shutil.copyfile(_HERE / source, new / name)
             else:
-                self._cc(_HERE / source, new / name, flags)
+                self._run(compile_argv(name, new / name), f"compiling {source} failed")
         self._move_in(new, self.root / "jail", "jail")
 
     def _move_in(self, new: Path, place: Path, part: str) -> None:
@@ -234,12 +243,6 @@ class _Build:
         python = self.interpreter
         failed = f"installing the packages failed for Python {python.version} of {python.prefix}"
         self._run(command, f"{failed}; --python takes another", environment)
-
-    def _cc(self, source: Path, target: Path, flags: list[str]) -> None:
-        compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-        if compiler is None:
-            raise ConfigError("the jail needs a C compiler (cc, gcc or clang): `apt install gcc`")
-        self._run([compiler, *_C_WARNINGS, *flags, "-o", target, source], f"compiling {source.name} failed")
 
     def _run(
         self, command: list[str | Path], failure: str, environment: dict[str, str] | None = None
