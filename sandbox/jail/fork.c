@@ -149,7 +149,7 @@ static void inject(uint64_t number, uint64_t place)
 
 /* ---- the child ---- */
 
-static int set_limit(int resource, uint64_t soft, uint64_t hard)
+static int set_limit(unsigned resource, uint64_t soft, uint64_t hard)
 {
 	struct rlimit limit = {soft, hard};
 	return setrlimit(resource, &limit);
@@ -522,7 +522,7 @@ static int start_call(const struct setup *setup, const struct request *request, 
 		}
 		int error = errno;
 		PyOS_AfterFork_Parent();
-		if (setns(own_pid_ns, CLONE_NEWPID) < 0)
+		if (FAILS(setns(own_pid_ns, CLONE_NEWPID)))
 			_exit(CALL_FAILED); /* every later child would be born into the wrong namespace */
 		errno = error;
 		failed = after_fork(setup, request, call, index);
