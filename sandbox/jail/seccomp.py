@@ -27,6 +27,9 @@ _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
 #: AUDIT_ARCH_* of the machines we know.
 _ARCHITECTURES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 
+#: What a denied call answers. OK is success without having done anything.
+_ANSWERS = {"OK": 0} | {name: number for number, name in errno.errorcode.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Test:
@@ -76,7 +79,7 @@ def parse(text: str, machine: str) -> Policy:
             continue
         if match := re.fullmatch(r"newest\s+(\d+)", content):
             newest = int(match[1])
-        elif (match := _RULE.fullmatch(content)) and match["answer"] in errno.errorcode.values():
+        elif (match := _RULE.fullmatch(content)) and match["answer"] in _ANSWERS:
             if match[machine] != "-":
                 rules.append(_rule(match, machine, number))
         else:
@@ -90,7 +93,7 @@ def _rule(match: re.Match[str], machine: str, line: int) -> Rule:
     stage: Stage = "all" if match["stage"] == "all" else "program"
     network: Network | None = match["network"]  # type: ignore[assignment] # the pattern admits just these
     tests = tuple(_test(text, line) for text in (match["tests"] or "").split(" and ") if text)
-    return Rule(stage, network, getattr(errno, match["answer"]), int(match[machine]), match["name"], tests)
+    return Rule(stage, network, _ANSWERS[match["answer"]], int(match[machine]), match["name"], tests)
 
 
 def _test(text: str, line: int) -> Test:

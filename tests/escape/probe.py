@@ -44,6 +44,9 @@ _NUMBERS = {
         "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "inotify_init1": 294, "capset": 126,
         "setgroups": 116, "setresuid": 117, "setresgid": 119, "memfd_create": 319, "ioprio_set": 251,
         "open_by_handle_at": 304, "rt_sigqueueinfo": 129, "seccomp": 317, "process_madvise": 440, "fchownat": 260,
+        "open": 2, "openat": 257, "openat2": 437, "fcntl": 72, "fsync": 74, "fdatasync": 75, "sync_file_range": 277,
+        "msync": 26, "sync": 162, "fadvise64": 221, "tee": 276, "vmsplice": 278, "setxattr": 188, "lsetxattr": 189,
+        "fsetxattr": 190, "setxattrat": 463, "prctl": 157, "futex": 202, "utimensat": 280, "vfork": 58,
     },
     "aarch64": {
         "clone": 220, "clone3": 435, "unshare": 97, "setns": 268, "mount": 40, "umount2": 39, "pivot_root": 41,
@@ -52,6 +55,9 @@ _NUMBERS = {
         "shmget": 194, "semget": 190, "msgget": 186, "mq_open": 180, "inotify_init1": 26, "capset": 91,
         "setgroups": 159, "setresuid": 147, "setresgid": 149, "memfd_create": 279, "ioprio_set": 30,
         "open_by_handle_at": 265, "rt_sigqueueinfo": 138, "seccomp": 277, "process_madvise": 440, "fchownat": 54,
+        "openat": 56, "openat2": 437, "fcntl": 25, "fsync": 82, "fdatasync": 83, "sync_file_range": 84,
+        "msync": 227, "sync": 81, "fadvise64": 223, "tee": 77, "vmsplice": 75, "setxattr": 5, "lsetxattr": 6,
+        "fsetxattr": 7, "setxattrat": 463, "prctl": 167, "futex": 98, "utimensat": 88,
     },
 }  # fmt: skip
 

@@ -29,9 +29,16 @@ def test_every_rule(box: Box) -> None:
             arguments[test.argument] = 3 if test.operator in {"!=", "not in"} else test.operands[0]
         if rule.network in {None, box.jail.network}:
             rules.append((f"{number}-{rule.name}", rule.number, arguments))
-    found = outcomes(box, f"for name, number, a in {rules!r}: attempt(name, lambda: syscall(number, *a))")
-    wanted = {f"{n}-{rule.name}": errno.errorcode[rule.answer] for n, rule in enumerate(POLICY.rules)}
-    assert found == {name: wanted[name] for name, _, _ in rules}
+    code = f"""
+for name, number, arguments in {rules!r}:
+    try:
+        print(name, syscall(number, *arguments))
+    except OSError as exc:
+        print(name, errno.errorcode[exc.errno])
+"""
+    answers = {0: "0", **errno.errorcode}
+    wanted = {f"{n}-{rule.name}": answers[rule.answer] for n, rule in enumerate(POLICY.rules)}
+    assert outcomes(box, code) == {name: wanted[name] for name, _, _ in rules}
 
 
 def test_unknown_calls(box: Box) -> None:

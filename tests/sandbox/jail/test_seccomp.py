@@ -101,7 +101,9 @@ def interpret(program: bytes, architecture: int, number: int, arguments: tuple[i
                 counter += if_true if accumulator & constant else if_false
             case 0x06:
                 action, value = constant & 0xFFFF_0000, constant & 0xFFFF
-                return {0x7FFF_0000: ALLOW, 0x8000_0000: KILL}.get(action) or errno.errorcode[value]
+                return {0x7FFF_0000: ALLOW, 0x8000_0000: KILL}.get(action) or {0: "OK", **errno.errorcode}[
+                    value
+                ]
             case _:
                 pytest.fail(f"an instruction that we do not use: {code:#x}")
 
@@ -227,14 +229,13 @@ def test_numbers_are_those_of_the_kernel(machine: str) -> None:
     found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", HEADERS[machine].read_text(encoding="ascii"))
     known = {name: int(number) for name, number in found}
     assert len(known) > 250
-    wrong = {
-        line.name: (line.numbers.get(machine), known[line.name])
-        for line in LINES
-        if line.name in known and line.numbers.get(machine) != known[line.name]
+    # A call has a number here, or is one that the machine never had, or is newer than the headers.
+    names = {line.name for line in LINES} & known.keys()
+    numbers = {name: {line.numbers.get(machine) for line in LINES if line.name == name} for name in names}
+    # What tells the machines apart has a line for each.
+    assert {name: found - {None} for name, found in numbers.items()} == {
+        name: {known[name]} for name in names
     }
-    assert not wrong
-    # A name without a number here must be one that the machine never had, or that is newer than the headers.
-    assert {line.name for line in LINES if machine not in line.numbers}.isdisjoint(known)
 
 
 class TestReading:
