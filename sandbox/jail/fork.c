@@ -496,13 +496,24 @@ static const char *after_fork(const struct setup *setup, const struct request *r
 	return NULL;
 }
 
-/* Returns IN_CHILD in the program, 0 in the forkserver; a failure is answered on the control socket. */
+static void close_all(const int *fds, int n_fds)
+{
+	int error = errno;
+
+	for (int i = 0; i < n_fds; i++)
+		close(fds[i]);
+	errno = error;
+}
+
+/* Returns IN_CHILD in the program, 0 in the forkserver; a failure is answered on the control socket. The message's
+ * descriptors are closed before we answer: nothing of the call is left then. */
 static int start_call(const struct setup *setup, const struct request *request, const int *fds, int n_fds)
 {
 	int index = 0;
 	while (index < MAX_CALLS && calls[index].used)
 		index++;
 	if (index == MAX_CALLS || n_fds < FIRST_CGROUP) {
+		close_all(fds, n_fds);
 		send_failed(setup->control, request->call, "bad request", EINVAL);
 		return 0;
 	}
@@ -527,6 +538,7 @@ static int start_call(const struct setup *setup, const struct request *request, 
 		errno = error;
 		failed = after_fork(setup, request, call, index);
 	}
+	close_all(fds, n_fds);
 	if (failed)
 		abandon(setup->control, call, failed);
 	return 0;
@@ -641,12 +653,11 @@ static int read_request(const struct setup *setup)
 	}
 	if (size != sizeof request || message.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
 		_exit(CALL_FAILED); /* the worker and we do not speak the same protocol */
-	if (request.kind == RUN && start_call(setup, &request, fds, n_fds) == IN_CHILD)
-		return IN_CHILD; /* the walls closed the message's descriptors */
+	if (request.kind == RUN)
+		return start_call(setup, &request, fds, n_fds) == IN_CHILD ? IN_CHILD : -1;
 	if (request.kind == KILL)
 		kill_call(request.call);
-	for (int i = 0; i < n_fds; i++)
-		close(fds[i]);
+	close_all(fds, n_fds);
 	return -1;
 }
 
