@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
 
-from sandbox.calls import Base64File, Limits, ToolCall, ToolResult
+from sandbox.calls import Base64File, Limits, Network, ToolCall, ToolResult
 from sandbox.jail import PRELOADS, Host, Jail, Slots, prepare
 from sandbox.settings import JailSettings
 
@@ -47,14 +47,24 @@ class Box:
     """One jail and its slots, on an event loop of the kind that the worker uses."""
 
     def __init__(
-        self, preload: str = "standard", *, slots: int = 8, settings: JailSettings | None = None, **host: Any
+        self,
+        preload: str = "standard",
+        *,
+        slots: int = 8,
+        settings: JailSettings | None = None,
+        network: Network = "none",
+        **host: Any,
     ) -> None:
         """Start the jail; keywords that are not named here replace fields of the Host."""
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self.host: Host = dataclasses.replace(prepare(settings or JailSettings(), slots), **host)
         self.slots = Slots(self.host)
         self._preload = next(each for each in PRELOADS if each.name == preload)
-        self.jail = self.do(Jail.start(self.host, self._preload))
+        self._network = network
+        self.jail = self.do(self._start())
+
+    def _start(self) -> Coroutine[Any, Any, Jail]:
+        return Jail.start(self.host, self._preload, self._network)
 
     def do(self, work: Awaitable[T]) -> T:
         """Let the loop run until this is done."""
@@ -67,7 +77,7 @@ class Box:
     def renew(self) -> None:
         """Another jail in place of this one, which broke or was broken by a test."""
         self.do(self.end())
-        self.jail = self.do(Jail.start(self.host, self._preload))
+        self.jail = self.do(self._start())
 
     async def end(self, *, retire: bool = False) -> None:
         """End the jail, once."""
