@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.sandbox.jail.box import Box
 
 from .probe import outcomes, probe
@@ -19,6 +21,8 @@ def is_cached(file: Path) -> bool:
         return os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT) == 1
     except BlockingIOError:
         return False
+    except OSError as exc:
+        pytest.skip(f"the runtime's file system does not tell what it keeps in memory: {exc}")
     finally:
         os.close(fd)
 
@@ -32,6 +36,7 @@ def test_nothing_is_evicted(box: Box) -> None:
     assert not is_cached(file), "the host's own request must be seen"
     os.pread(fd, 1, 0)
     code = """
+import mmap
 fd = os.open("/etc/passwd", os.O_RDONLY)
 attempt("fadvise", lambda: os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED))
 attempt("fadvise-call", lambda: syscall("fadvise64", fd, 0, 0, 4))
