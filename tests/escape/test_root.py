@@ -59,6 +59,7 @@ attempt("fallocate", lambda: os.posix_fallocate(fd, 0, 10))
         "EXDEV",
         "PermissionError",
         "EINVAL",
+        "ENOTSUP",
     }
 
 

@@ -157,14 +157,8 @@ def test_every_number_is_answered(network: str, machine: str) -> None:
 def test_each_rule(line: Line) -> None:
     """Each rule denies on each machine that has the call."""
     arguments = [0] * 6
-    for argument in re.findall(
-        r"arg(\d)", line.condition
-    ):  # one after the other, from all that any rule names
-        arguments[int(argument)] = next(
-            value
-            for value in OPERANDS
-            if holds(re.findall(rf"arg{argument}[^a]*(?:\}}|\d|$)", line.condition)[0], (value,) * 6)
-        )
+    for test in filter(None, line.condition.split(" and ")):  # each from all operands that any rule names
+        arguments[int(test[3])] = next(value for value in OPERANDS if holds(test, (value,) * 6))
     assert holds(line.condition, tuple(arguments))
     for machine, number in line.numbers.items():
         for network in line.networks:
