@@ -57,6 +57,9 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 
+#: Versions of Python in which an immortal object is what immortal.c makes it, where they have the global lock.
+HAS_IMMORTALS = ((3, 12), (3, 13))
+
 #: Limits that are the same for every call, so that children inherit them for nothing. fork.c sets the others.
 LIMITS = {
     resource.RLIMIT_CORE: 0,
@@ -122,6 +125,8 @@ def main() -> None:
     if threading.active_count() != 1:
         raise RuntimeError("a preloaded module started a thread; forking would be unsafe")
     gc.collect()
+    if sys.version_info[:2] in HAS_IMMORTALS and "t" not in sys.abiflags:
+        make_immortal()
     gc.freeze()  # else the first collection in a child touches, and so copies, every page of the heap
     gc.disable()
     outcome = fork.fork_serve(ctypes.byref(setup))
@@ -137,6 +142,13 @@ def warm_up(modules: list[str], source: str) -> None:
     for name in modules:
         importlib.import_module(name)
     exec(compile(source, "<warm-up>", "exec"), {"__name__": "warm_up"})  # preload.py's text
+
+
+def make_immortal() -> None:
+    """Let children look at what is warm without a write, which would copy its page; immortal.c says how."""
+    immortal = ctypes.PyDLL("/jail/libimmortal.so")
+    if immortal.make_immortal(ctypes.py_object(gc.get_objects())):
+        raise MemoryError
 
 
 def lock_devices() -> None:
