@@ -381,6 +381,15 @@ static void forget(struct call *call)
 	memset(call, 0, sizeof *call); /* children inherit this memory, and an ended call is nobody's business */
 }
 
+static void read_faults(void)
+{
+	struct fault fault;
+
+	while (read(fault_read, &fault, sizeof fault) == sizeof fault)
+		if (fault.index < MAX_CALLS && calls[fault.index].used)
+			calls[fault.index].fault = fault;
+}
+
 /* A step of ours failed: take down what stands, and say so. */
 static void abandon(int control, struct call *call, const char *where)
 {
@@ -393,6 +402,7 @@ static void abandon(int control, struct call *call, const char *where)
 			waitpid(call->program, NULL, __WALL);
 		waitpid(call->init, NULL, __WALL);
 	}
+	read_faults(); /* one of this call's, read later, would be that of the next call in its place */
 	forget(call);
 	send_failed(control, number, where, error);
 }
@@ -551,15 +561,6 @@ static void kill_call(uint64_t number)
 			calls[index].killed = 1;
 			end_init(&calls[index]);
 		}
-}
-
-static void read_faults(void)
-{
-	struct fault fault;
-
-	while (read(fault_read, &fault, sizeof fault) == sizeof fault)
-		if (fault.index < MAX_CALLS && calls[fault.index].used)
-			calls[fault.index].fault = fault;
 }
 
 /* Whether a process that we have not killed is about to be gone. Its own kind cannot kill an init; the host can. */
