@@ -286,12 +286,9 @@ class Jail:
     def _begin(self, call: ToolCall, slot: Slot) -> _Run:
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             (out, their_out), (err, their_err) = (output_pipe(ours, theirs) for _ in range(2))
-            # A description of its own for each call: flags and owner of a shared one would pass from call to call.
-            stdin = (
-                sealed("stdin", call.stdin.encode())
-                if call.stdin
-                else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-            )
+            # A file of its own for each call, also when it is empty: flags and times of a shared one would pass from call
+            # to call, and those of /dev/null, opened out here, are the host's.
+            stdin = sealed("stdin", call.stdin.encode())
             theirs.callback(os.close, stdin)
             payload = sealed("payload", pack_payload(call))
             theirs.callback(os.close, payload)

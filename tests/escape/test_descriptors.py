@@ -30,7 +30,7 @@ for fd in range(3, 1001):
 print("streams", *(os.readlink(f"/proc/self/fd/{fd}").partition(":")[0] for fd in range(3)))
 """
     for anew in (False, True):
-        assert outcomes(box, code, anew=anew) == {"above": "", "streams": "/dev/null pipe pipe"}
+        assert outcomes(box, code, anew=anew) == {"above": "", "streams": "/memfd pipe pipe"}
 
 
 def test_stdin_can_only_be_read(box: Box) -> None:
@@ -53,6 +53,31 @@ print("content", repr(open(0).read()))
     assert set(found.values()) <= {"EPERM", "EBADF", "EINVAL"}
 
 
+def test_streams_are_no_files_of_the_host(box: Box) -> None:
+    """Whatever a program does to the files behind its streams, no file of the host has other times or modes."""
+    code = """
+for fd in range(3):
+    for name, change in (
+        ("touch", lambda: os.utime(fd)),
+        ("touch-call", lambda: syscall("utimensat", fd, 0, 0, 0)),
+        ("set-time", lambda: os.utime(fd, (1, 1))),
+        ("mode", lambda: os.fchmod(fd, 0o600)),
+        ("owner", lambda: os.fchown(fd, 1, 1)),
+    ):
+        try:
+            change()
+        except OSError:
+            pass
+print("mounts", *(line.split()[1] in {fields.split()[0] for fields in open("/proc/self/mountinfo")}
+                  for fd in range(3) for line in open(f"/proc/self/fdinfo/{fd}") if line.startswith("mnt_id")))
+"""
+    devices = [Path("/dev", name) for name in ("null", "zero", "full", "random", "urandom")]
+    before = [path.stat() for path in devices]
+    # Not one of them lies on a mount that leads anywhere.
+    assert outcomes(box, code) == {"mounts": "False False False"}
+    assert [path.stat() for path in devices] == before
+
+
 def test_flags_of_a_stream_are_the_call_s_own(box: Box) -> None:
     """What one call sets on its streams, the next one does not find."""
     code = """
@@ -65,7 +90,7 @@ for fd in range(3):
     look = "import fcntl\nprint([(fcntl.fcntl(fd, 3) & ~0o100000, fcntl.fcntl(fd, 11), fcntl.fcntl(fd, 9)) for fd in range(3)])"
     before = box.out(look)
     assert box.run(probe(code)).status == "ok"
-    assert box.out(look) == before == "[(0, 0, 0), (1, 0, 0), (1, 0, 0)]\n"
+    assert box.out(look) == before == "[(2, 0, 0), (1, 0, 0), (1, 0, 0)]\n"
 
 
 def test_the_init_holds_none(box: Box) -> None:
