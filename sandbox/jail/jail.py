@@ -286,8 +286,8 @@ class Jail:
     def _begin(self, call: ToolCall, slot: Slot) -> _Run:
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             (out, their_out), (err, their_err) = (output_pipe(ours, theirs) for _ in range(2))
-            # A file of its own for each call, also when it is empty: flags and times of a shared one would pass from call
-            # to call, and those of /dev/null, opened out here, are the host's.
+            # A file of its own for each call, also when it is empty: flags and times of a shared one would pass from
+            # call to call, and those of /dev/null, opened out here, are the host's.
             stdin = sealed("stdin", call.stdin.encode())
             theirs.callback(os.close, stdin)
             payload = sealed("payload", pack_payload(call))
