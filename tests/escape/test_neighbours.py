@@ -63,6 +63,28 @@ def test_calls_do_not_share_a_clock_of_work(box: Box) -> None:
     assert quiet.stdout == "True True 0.0\n"
 
 
+#: Ways to be many. The scheduler gives each session a share of its own, where nothing else says who belongs together.
+CROWDS = {
+    "threads": "for _ in range(20): threading.Thread(target=spin, daemon=True).start()",
+    "processes": "for _ in range(20): os.fork() or spin()",
+    "sessions": "for _ in range(20): os.fork() or (os.setsid(), spin())",
+    "batch": "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))\nfor _ in range(20): os.fork() or (os.setsid(), spin())",
+}
+
+
+@pytest.mark.parametrize("name", CROWDS)
+def test_a_crowd_gets_no_more(box: Box, name: str) -> None:
+    """Beside a call that spins in as many ways as it can, a call that spins alone gets its share of the CPU they are on."""
+    if box.host.place.kind == "none":
+        pytest.skip("this host gives no cgroup")
+    spin = "import os, threading\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\ndef spin():\n    while True: pass\n"
+    crowd, alone = box.run_together(
+        [program(spin + more + "\nspin()", wall_s=1.5, cpu_s=60) for more in (CROWDS[name], "")]
+    )
+    assert (crowd.status, alone.status) == ("timeout", "timeout")
+    assert alone.usage.cpu_s > crowd.usage.cpu_s / 4
+
+
 @pytest.mark.xfail(strict=True, reason="sysinfo tells load, memory and processes of the host; only a time namespace and a kernel of its own would not")  # fmt: skip
 def test_the_host_s_load_is_not_visible(box: Box) -> None:
     """A program cannot tell how busy the host is."""

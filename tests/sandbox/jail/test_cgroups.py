@@ -61,6 +61,16 @@ class TestPlace:
             {"memory": "memory/a/b", "pids": "pids", "cpuacct": "cpu,cpuacct"},
         )
 
+    def test_v1_with_the_cpu_apart(self, tmp_path: Path) -> None:
+        """Where shares of the CPU are a hierarchy of their own, calls get groups in that one too."""
+        names = ("memory", "pids", "cpu", "cpuacct")
+        place = self.describe(
+            tmp_path,
+            [f"/ {name} cgroup {name}" for name in names],
+            [f"{n}:{name}:/" for n, name in enumerate(names)],
+        )
+        assert place.parents == {name: tmp_path / name for name in names}
+
     def test_v1_in_a_container(self, tmp_path: Path) -> None:
         """Where a mount shows only the container's part, our group is named from the host's top all the same."""
         place = self.describe(
