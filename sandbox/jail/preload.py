@@ -2,7 +2,7 @@
 
 A fork costs what the forkserver has loaded (1 ms for the standard library, 3 to 9 ms with everything), and an import
 in the child costs more (100 ms for numpy, 350 for sympy). So there are several forkservers, and a look at the code's
-import statements chooses one. A wrong guess is only slower: the child then imports for itself.
+imports chooses one. A wrong guess is only slower: the child then imports for itself.
 """
 
 from __future__ import annotations
@@ -105,19 +105,39 @@ _HOME = {"numpy": 1, "sympy": 2, "mpmath": 2} | dict.fromkeys(
     ("scipy", "pandas", "networkx", "math_verify", "pylatexenc", "latex2sympy2_extended"), 3
 )
 
-# A statement may stand inside a function or behind a semicolon. Words in strings and comments can fool this towards a
-# heavier forkserver, which costs a few milliseconds and is never wrong.
+_KNOWN = "|".join(_HOME)
+_ANY_KNOWN = re.compile(_KNOWN)
+_KNOWN_IN_LIST = re.compile(rf"(?:^|,)(?:\s|\\)*+({_KNOWN})(?!\w)")
+
+# One pass over the text, which is a stranger's: no parser sees it, nothing is tried twice (each repetition is
+# possessive or bounded), and each alternative begins with a letter, so that the engine leaps to the next such. Strings
+# and comments are matched so as to be skipped; `import` and `from` are keywords then wherever they are words.
+_SPACE = r"(?:[ \t\f]|\\\r?\n)*+"
+_DOTTED = rf"(?:{_SPACE}\.{_SPACE}(?:(?!import(?!\w))\w++)?+)"
+_CALLED_WITH = rf"""{_SPACE}\(\s*+["']{{1,3}}+(\w++)"""
 _IMPORT = re.compile(
-    r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)[\w.]*[ \t]+import\b|import[ \t]+([\w., \t]+))", re.MULTILINE
+    r'"""(?:[^"\\]++|\\.|"(?!""))*+(?:""")?+'
+    r"|'''(?:[^'\\]++|\\.|'(?!''))*+(?:''')?+"
+    r'|"(?:[^"\\\r\n]++|\\.)*+"?+'
+    r"|'(?:[^'\\\r\n]++|\\.)*+'?+"
+    r"|#[^\r\n]*+"
+    # A relative import has no name before its first dot.
+    rf"|from(?<!\wfrom)(?!\w){_SPACE}(\w*+){_DOTTED}{{0,20}}+{_SPACE}import(?!\w)"
+    r"|import(?<!\wimport)(?!\w)((?:[\w., \t\f]|\\\r?\n){0,4000}+)"
+    rf"|import_module{_CALLED_WITH}"
+    rf"|__import__{_CALLED_WITH}",
+    re.DOTALL,
 )
 
 
 def choose(code: str) -> int:
     """Position in PRELOADS of the lightest forkserver that holds what the code imports."""
-    if "import" not in code:
+    if not _ANY_KNOWN.search(code):
         return 0
     best = 0
-    for origin, names in _IMPORT.findall(code):
-        for name in [origin] if origin else names.split(","):
-            best = max(best, _HOME.get(name.strip().partition(".")[0].partition(" ")[0], 0))
+    for origin, names, called, built_in in _IMPORT.findall(code):
+        if names:
+            best = max(best, *(_HOME[name] for name in _KNOWN_IN_LIST.findall(names)), 0)
+        elif name := origin or called or built_in:
+            best = max(best, _HOME.get(name, 0))
     return best
