@@ -230,6 +230,11 @@ def fresh_randomness() -> None:
         numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
     if sympy_random := sys.modules.get("sympy.core.random"):
         sympy_random.rng.seed()
+        sympy_random._assumptions_rng.seed()
+    if sympy_symbol := sys.modules.get("sympy.core.symbol"):
+        # Two dummies of two programs that meet, by a pickle, are not to be the same symbol.
+        sympy_symbol.Dummy._prng.seed()
+        sympy_symbol.Dummy._base_dummy_index = sympy_symbol.Dummy._prng.randint(10**6, 9 * 10**6)
     if process := sys.modules.get("multiprocessing.process"):
         process.current_process().authkey = os.urandom(32)
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.sandbox.jail.conftest import _standard, box
+from tests.sandbox.jail.conftest import _standard, box, data_box, numpy_box, sympy_box
 
-__all__ = ["_standard", "box"]
+__all__ = ["_standard", "box", "data_box", "numpy_box", "sympy_box"]
