@@ -16,7 +16,7 @@ from sandbox.calls import Limits, ToolCall, ToolResult
 from sandbox.errors import JailError
 from sandbox.jail import PRELOADS, Jail, Slot
 from sandbox.settings import JailSettings
-from tests.sandbox.jail.box import descendants, open_fds
+from tests.sandbox.jail.box import descendants, open_fds, until
 from worker import pool as pool_module
 from worker.pool import JailPool
 
@@ -59,6 +59,7 @@ async def kill_again_and_again(watch: Watch, chance: random.Random) -> None:
             await watch.started.acquire()
         for _ in range(int(2 ** chance.uniform(0, 10))):
             await asyncio.sleep(0)
+        await until(lambda: bool(victims()))
         with contextlib.suppress(ProcessLookupError):
             os.kill(chance.choice(victims()), signal.SIGKILL)
 

@@ -119,9 +119,10 @@ class Box:
 def descendants(pid: int) -> list[int]:
     """All processes below one, by the host's numbers."""
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text(encoding="ascii").split()):
-            found += [child, *descendants(child)]
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text(encoding="ascii").split()):
+                found += [child, *descendants(child)]
     return found
 
 
