@@ -14,8 +14,8 @@ from pathlib import Path
 
 #: What may grow without being a leak, and by how much; everything else must be as before.
 GROWTH = {
-    "memory of the worker, KiB": 24 * 1024,  # Python keeps what the first large outputs took
-    "memory of the jails, KiB": 32 * 1024,  # a heap has huge pages where the kernel finds room for them
+    "memory of the worker, KiB": 12 * 1024,  # Python keeps what the first large outputs took
+    "memory of the jails, KiB": 16 * 1024,  # a heap has huge pages where the kernel finds room for them
 }
 
 #: Net namespaces that a jail may have made ahead of need, beside one for each slot.
