@@ -96,6 +96,11 @@ class GroupV1:
             folder.mkdir()
         memory, pids, cpuacct = (self._folders[name] for name in V1_CONTROLLERS)
         _put(memory / "memory.swappiness", "0")  # the bound is on memory alone, and swap would extend it
+        sockets = (
+            memory / "memory.kmem.tcp.limit_in_bytes"
+        )  # of all protocols, whatever its name; v2 counts them as memory
+        if sockets.exists():
+            _put(sockets, str(SOCKET_BYTES))
         self.enter_fds = tuple(_open(folder / "cgroup.procs") for folder in self._folders.values())
         self._limit = _open(memory / "memory.limit_in_bytes")
         self._peak = _open(memory / "memory.max_usage_in_bytes")
@@ -269,6 +274,8 @@ V2_CONTROLLERS = ("memory", "pids")
 #: a million missing files leaves 100 MB, which the next call's limit would have to hold as well, and which takes the
 #: kernel up to a second to give back. Then a new group takes the old one's place, a matter of a millisecond.
 RESIDUE_BYTES = 8 * MIB
+#: What sockets may hold on v1, which counts them apart from memory, and only if they have a bound.
+SOCKET_BYTES = 16 * MIB
 MOVES = 20  # rounds in which a group is emptied
 PULSE_S = 0.005  # shorter than the wait that it saves
 
