@@ -282,7 +282,7 @@ def exit_status(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        return code & 0xFF
+        return code & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF  # a C long, or -1
     print(code, file=sys.stderr)
     return 1
 

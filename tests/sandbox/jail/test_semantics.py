@@ -100,6 +100,8 @@ PROGRAMS = {
     "exit": "exit(4)",
     "quit": "quit()",
     "sys.exit in try": "import sys\ntry:\n    sys.exit(3)\nfinally:\n    print('finally')",
+    "sys.exit with more than a status": "import sys\nsys.exit(3 << 8 | 5)",
+    "sys.exit with more than a number": "import sys\nsys.exit(1 << 64)",
     "sys.exit subclass": "class Stop(SystemExit):\n    pass\nraise Stop(9)",
     "sys.exit in a thread": "import sys, threading\nthreading.Thread(target=lambda: sys.exit(5)).start()",
     "keyboard interrupt": "print('a', end='')\nraise KeyboardInterrupt",
