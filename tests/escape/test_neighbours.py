@@ -85,6 +85,37 @@ def test_a_crowd_gets_no_more(box: Box, name: str) -> None:
     assert alone.usage.cpu_s > crowd.usage.cpu_s / 4
 
 
+@pytest.mark.xfail(strict=True, reason="a futex on a page of a file is known by the file, which the calls share; to refuse such futexes would end multiprocessing")  # fmt: skip
+def test_two_programs_that_conspire_do_not_meet(box: Box) -> None:
+    """One program cannot wake another that waits on a page of a file that both can read."""
+    code = """
+import time
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+page = _libc.mmap(None, 4096, 1, 2, os.open("/etc/passwd", os.O_RDONLY), 0)
+WHAT
+"""
+    wait = "value = ctypes.c_uint32.from_address(page).value\nattempt('woken', lambda: syscall('futex', ctypes.c_void_p(page), 0, value, struct.pack('qq', 1, 0), 0, 0))"
+    wake = "woken = 0\nfor _ in range(80):\n    woken += syscall('futex', ctypes.c_void_p(page), 1, 9, 0, 0, 0)\n    time.sleep(0.01)\nprint(woken)"
+    _, waker = box.run_together(program(probe(code.replace("WHAT", what))) for what in (wait, wake))
+    assert waker.stdout == "0\n"
+
+
+#: What the kernel tells every program of the host and of others, in files that cannot be taken away from it.
+TOLD = {
+    "how many processes map a page of the runtime": "import re\nprint(max(map(int, re.findall(r'mapmax=(\\d+)', open('/proc/self/numa_maps').read()))) > 1)",
+    "packets that each core has handled": "print(any(int(line.split()[0], 16) for line in open('/proc/self/net/softnet_stat')))",
+    "space on the host's disk": "print(os.statvfs('/').f_bfree > 0)",
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.xfail(strict=True, reason="the kernel knows no switch for it; SECURITY.md names it")
+def test_what_the_kernel_tells(box: Box, name: str) -> None:
+    """A program is not told anything of others."""
+    assert box.out(probe(TOLD[name])) == "False\n"
+
+
 @pytest.mark.xfail(strict=True, reason="sysinfo tells load, memory and processes of the host; only a time namespace and a kernel of its own would not")  # fmt: skip
 def test_the_host_s_load_is_not_visible(box: Box) -> None:
     """A program cannot tell how busy the host is."""
