@@ -12,7 +12,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 need = @$(1) >/dev/null 2>&1 || { echo '$(2)' >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: demo test up soak check fmt clean help runtime
+.PHONY: demo test native up soak check fmt clean help runtime
 .NOTPARALLEL:
 
 demo: runtime  ## start the whole stack, send real calls through it, show what came of them, stop it
@@ -20,6 +20,27 @@ demo: runtime  ## start the whole stack, send real calls through it, show what c
 
 test: check runtime  ## all that CI runs: check, then every test
 	@$(VPYTHON) -m pytest $(ARGS)
+
+native: NATIVE := build/native
+native: CFLAGS := -g -O1 -Wall -Wextra -Wconversion -Wshadow -Werror -DINJECT_FAULTS
+native: SANITIZERS := address,undefined -fno-sanitize-recover=all
+native: FUZZ_S ?= 60
+native:  ## the jail's C code by itself: sanitizers, valgrind, a minute of fuzzing
+	$(call need,[ "$$(id -u)" = 0 ],The harness of the forkserver makes namespaces: run this as root.)
+	$(call need,{ gcc --version && clang --version && valgrind --version; },A tool is missing (Debian: apt install gcc clang libclang-rt-dev valgrind).)
+	@mkdir -p $(NATIVE)/corpus
+	@for cc in gcc clang; do echo "$$cc with sanitizers:"; \
+	$$cc $(CFLAGS) -static -nostdlib -ffreestanding -fno-stack-protector -o $(NATIVE)/init sandbox/jail/init.c && \
+	$$cc $(CFLAGS) -fsanitize=$(SANITIZERS) -o $(NATIVE)/harness tests/native/harness.c && \
+	ASAN_OPTIONS=detect_leaks=0 $(NATIVE)/harness $(NATIVE)/init || exit; done # leaks are for valgrind: it can follow a PID 1
+	@echo 'valgrind:'
+	@gcc $(CFLAGS) -DFOR_VALGRIND -o $(NATIVE)/harness tests/native/harness.c
+	@valgrind --quiet --vgdb=no --error-exitcode=99 --leak-check=full --show-leak-kinds=all --errors-for-leak-kinds=all \
+	$(NATIVE)/harness $(NATIVE)/init
+	@echo 'fuzzer:'
+	@clang $(CFLAGS) -fsanitize=fuzzer,$(SANITIZERS) -o $(NATIVE)/fuzz tests/native/fuzz.c
+	@$(NATIVE)/fuzz -max_total_time=$(FUZZ_S) -max_len=512 -verbosity=0 -print_final_stats=1 -artifact_prefix=$(NATIVE)/ \
+	$(NATIVE)/corpus
 
 up: runtime  ## leave the stack running in the foreground until Ctrl-C
 	@$(VPYTHON) -m sandbox up $(ARGS)
