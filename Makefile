@@ -18,7 +18,7 @@ need = @$(1) >/dev/null 2>&1 || { echo '$(2)' >&2; exit 1; }
 demo: runtime  ## start the whole stack, send real calls through it, show what came of them, stop it
 	@$(VPYTHON) -m loadtest.demo $(ARGS)
 
-test: check runtime  ## all that CI runs: check, then every test
+test: check runtime  ## check, then every test
 	@$(VPYTHON) -m pytest $(ARGS)
 
 native: NATIVE := build/native
