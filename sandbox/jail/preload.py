@@ -21,7 +21,8 @@ _STANDARD = (
 )  # fmt: skip
 
 _NUMPY = (
-    "numpy", "numpy.fft", "numpy.linalg", "numpy.ma", "numpy.polynomial", "numpy.random", "numpy.testing",
+    "numpy", "numpy.char", "numpy.fft", "numpy.linalg", "numpy.ma", "numpy.polynomial", "numpy.random", "numpy.rec",
+    "numpy.strings", "numpy.testing",
 )  # fmt: skip
 
 _SYMPY = ("mpmath", "sympy", "sympy.abc", "sympy.ntheory", "sympy.plotting", "sympy.solvers.diophantine")
@@ -66,6 +67,8 @@ sp.Matrix([[1, 2], [3, 4]]).inv(); sp.Matrix([[2, 0], [0, 3]]).eigenvals(); sp.f
 sp.Rational(1, 3) + sp.sqrt(2); sp.N(sp.pi, 20); sp.nsimplify(0.5); str(sp.sqrt(8)); repr(x); sp.latex(x / y)
 sp.pretty(x**2 / y); parse_expr("x + 1"); sp.sympify("2*x"); sp.solveset(x**2 - 1, x, sp.S.Reals); sp.divisors(12)
 sp.lambdify(x, x**2)(2); sp.gcd(12, 18); sp.together(1 / x + 1 / y); sp.binomial(5, 2); sp.floor(sp.Rational(7, 2))
+sp.ask(sp.Q.prime(7)); sp.refine(sp.Abs(x), sp.Q.positive(x)); sp.satisfiable(sp.And(x > 1, x < 2))
+sp.Sum(sp.KroneckerDelta(n, 2), (n, 1, 3)).doit(); sp.Matrix([[1, 2], [3, 4]]).LUsolve(sp.Matrix([1, 2]))
 sp.Eq(x, 1); sp.Piecewise((x, x > 0), (0, True)); sp.solve(x**3 - x, x); sp.cancel((x**2 - 1) / (x - 1))
 import mpmath
 mpmath.mp.dps = 30; mpmath.zeta(2); mpmath.mp.dps = 15
@@ -75,11 +78,15 @@ _USE_DATA = """
 import networkx as nx, pandas as pd, numpy as np
 from scipy import integrate, optimize, stats
 import math_verify
+from pylatexenc.latex2text import LatexNodes2Text
 optimize.fsolve(lambda v: v**2 - 2, 1.0); optimize.minimize(lambda v: (v[0] - 1)**2, [0.0])
 optimize.linprog([1.0], bounds=[(0, 1)]); integrate.quad(lambda v: v, 0, 1); stats.norm.cdf(1.0)
 frame = pd.DataFrame({"a": [1, 2, 2], "b": [3.0, 4.0, 5.0]}); frame.groupby("a").sum().to_string(); frame.describe()
+frame.to_dict("records"); frame.to_csv(); frame.to_html(); frame.melt(id_vars="a"); frame.stack()
+pd.get_dummies(frame["a"])
 nx.shortest_path(nx.path_graph(4), 0, 3)
 math_verify.verify(math_verify.parse("$1/2$"), math_verify.parse("$0.5$"))
+LatexNodes2Text().latex_to_text(r"\\alpha")
 """
 
 

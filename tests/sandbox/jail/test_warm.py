@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import textwrap
 
 import pytest
 
+from . import typical
 from .box import Box
 
 #: Runs a program here and in an interpreter that has just started, in the same jail, and compares what they print.
@@ -222,3 +224,55 @@ for name in {modules}:
 def test_the_libraries_own_examples(fixture: str, modules: list[str], request: pytest.FixtureRequest) -> None:
     """The examples in the documentation of libraries, where all of them hold, hold in a warm jail."""
     box_of(request, fixture).out(_EXAMPLES.format(modules=modules), wall_s=60)
+
+
+#: Modules of the preloaded packages that a program still imports for itself when it wants them, and why.
+NOT_WARM = {
+    "numpy._typing": "of numpy.typing",
+    "numpy.core": "the name of numpy._core until 2.0; using it warns",
+    "numpy.ctypeslib": "arrays for C libraries, which the jail has none of",
+    "numpy.f2py": "calls a Fortran compiler, which the jail has none of",
+    "numpy.typing": "for type checkers",
+    "scipy._lib._disjoint_set": "of scipy.cluster",
+    "scipy.cluster": "rare",
+    "scipy.datasets": "downloads",
+    "scipy.differentiate": "rare",
+    "scipy.fftpack": "the old form of scipy.fft",
+    "scipy.io": "files of other programs",
+    "scipy.odr": "rare",
+    "scipy.signal": "rare for its 40 modules",
+}
+
+_LATE = """
+import importlib, sys, warnings
+warnings.simplefilter("ignore")
+before = set(sys.modules)
+for root in {roots}:
+    package = importlib.import_module(root)
+    for name in {{*dir(package), *getattr(package, "__all__", ())}}:
+        getattr(package, name, None)
+for program in {programs}:
+    exec(program, {{"__name__": "__main__"}})
+print("late", sorted(set(sys.modules) - before))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fixture", "programs"),
+    [
+        ("box", [typical.STANDARD]),
+        ("numpy_box", [typical.STANDARD, typical.NUMPY]),
+        ("sympy_box", [typical.STANDARD, typical.NUMPY, typical.SYMPY]),
+        ("data_box", [typical.STANDARD, typical.NUMPY, typical.SYMPY, typical.DATA]),
+    ],
+)
+def test_nothing_is_imported_late(fixture: str, programs: list[str], request: pytest.FixtureRequest) -> None:
+    """What programs typically use of the preloaded packages is warm, also what those load on first use."""
+    box = box_of(request, fixture)
+    roots = sorted({name.partition(".")[0] for name in box.jail.preload.modules})
+    printed = box.out(_LATE.format(roots=roots, programs=programs), wall_s=60)
+    late = ast.literal_eval(printed.rpartition("late ")[2])
+    known = tuple(f"{name}." for name in NOT_WARM)
+    assert [
+        name for name in late if name.partition(".")[0] in roots and not f"{name}.".startswith(known)
+    ] == []
