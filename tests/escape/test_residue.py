@@ -58,6 +58,27 @@ def test_no_later_program_finds_it(box: Box) -> None:
         assert box.out(_SEARCH, slot=slot, wall_s=20) == "[]\n"
 
 
+#: What a program does with each library, so that its marks pass through that library's caches, tables and buffers.
+_USE = {
+    "numpy_box": "import numpy as np\nnp.savetxt('x', [1, 2], header='MARKheader')\nprint(np.array(['MARKarray' * 20] * 9), np.frombuffer(b'MARKbuffer' * 9, 'u1'))\n",
+    "sympy_box": "import sympy as sp\nx = sp.Symbol('MARKsymbol')\nsp.solve(x**2 - 2, x); sp.expand((x + 1)**9); sp.latex(x); sp.simplify(sp.sympify('MARKname'.replace('-', '_')))\n",
+    "data_box": "import networkx as nx, pandas as pd\npd.DataFrame({'MARKcolumn': ['MARKcell'] * 99}).to_csv('y'); nx.Graph([('MARKnode', 1)])\n",
+}
+
+
+@pytest.mark.parametrize("name", _USE)
+def test_nor_in_a_jail_with_libraries(name: str, request: pytest.FixtureRequest) -> None:
+    """Nothing of a call stays where a library keeps what it has seen, for later programs or in the forkserver."""
+    box: Box = request.getfixturevalue(name)
+    code = "".join(_USE[each] for each in list(_USE)[: list(_USE).index(name) + 1]).replace("MARK", MARK)
+    limits = {"wall_s": 30, "cpu_s": 30, "memory_bytes": 2 << 30}
+    result = box.run(code + f"raise ValueError('{MARK}exception')", stdin=f"{MARK}stdin", **limits)
+    assert f"ValueError: {MARK}exception" in result.stderr
+    for slot in (0, 1):
+        assert box.out(_SEARCH, slot=slot, **limits) == "[]\n"
+    assert find_in(box.forkserver_pid(), MARK.encode()) == []
+
+
 def test_the_forkserver_does_not_hold_it(box: Box) -> None:
     """Whoever could read all of the forkserver would find no code, input, file or output of any call."""
     for _ in range(3):
