@@ -21,6 +21,34 @@ def test_every_set_is_empty(box: Box) -> None:
     )
 
 
+def test_by_the_kernel_s_own_calls(box: Box) -> None:
+    """Asked without Python: no capability is in any set, none may be gained, and the program dies with the forkserver."""
+    code = """
+print("bounding", *(n for n in range(64) if _libc.prctl(23, n, 0, 0, 0) == 1))
+print("ambient", *(n for n in range(64) if _libc.prctl(47, 1, n, 0, 0) == 1))
+data = (ctypes.c_uint32 * 6)(*[0xffffffff] * 6)
+syscall(NR["capset"] - 1 if platform.machine() == "x86_64" else 90, struct.pack("Ii", 0x20080522, 0), data)
+print("sets", *data)
+print("no-new-privs", _libc.prctl(39, 0, 0, 0, 0))
+print("dumpable", _libc.prctl(3, 0, 0, 0, 0))
+signal = ctypes.c_int()
+_libc.prctl(2, ctypes.byref(signal), 0, 0, 0)
+print("parent-death", signal.value)
+ids = (ctypes.c_uint * 3)()
+_libc.getresuid(*(ctypes.byref(ids, 4 * n) for n in range(3)))
+print("users", len(set(ids)), os.getgroups())
+"""
+    expected = {"bounding": "", "ambient": "", "sets": "0 0 0 0 0 0", "no-new-privs": "1", "users": "1 []"}
+    if box.host.identity.first_slot is None:
+        expected.pop("users")  # an ordinary user keeps its groups
+    for anew in (False, True):
+        found = outcomes(box, code, anew=anew)
+        # An exec makes it dumpable again, to itself and its like.
+        assert found.pop("dumpable") == ("1" if anew else "0")
+        assert found.pop("parent-death") == "9"
+        assert {name: found[name] for name in expected} == expected
+
+
 def test_none_comes_back(box: Box) -> None:
     """Neither by asking, nor as ambient ones, nor by the switches that keep them over a change of user."""
     code = """

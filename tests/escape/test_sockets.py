@@ -26,6 +26,21 @@ for family in range(64):
     assert set(found.values()) == {"EPERM"}
 
 
+def test_no_family_by_the_kernel_s_own_calls(box: Box) -> None:
+    """Nor by raw calls, with every family, with bits that the kernel does not look at, or by the calls of other systems."""
+    code = """
+for family in (*range(1, 64), 1 | 1 << 32, 2 | 1 << 32, 40 | 1 << 63, 0xffffffff):
+    attempt(f"{family}", lambda: syscall("socket", family, 1, 0))
+    if family & 0xffffffff != 1:
+        attempt(f"pair-{family}", lambda: syscall("socketpair", family, 1, 0, ctypes.create_string_buffer(8)))
+for number in ((1 << 30) + 41, (1 << 30) + 53, 425, 470):  # of x32, of a ring that could make one, and a later call
+    attempt(f"call-{number}", lambda: syscall(number, 2, 1, 0))
+"""
+    found = outcomes(box, code)
+    assert len(found) > 130
+    assert set(found.values()) <= {"EPERM", "ENOSYS", "EINVAL"}
+
+
 def test_a_pair_stays_a_pair(box: Box) -> None:
     """What asyncio and multiprocessing use works, and cannot be turned into more."""
     code = """
