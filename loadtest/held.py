@@ -89,9 +89,10 @@ def _links(pid: int) -> list[str]:
 
 
 def _groups() -> list[Path]:
-    """The folder of each group that this process has made, in every hierarchy."""
-    slots = {Path(link).parent for link in _links(os.getpid()) if link.endswith("/cgroup.procs")}
-    return [folder for top in {slot.parent for slot in slots} for folder in (top, *top.glob("*/"))]
+    """The folder of each group that this process has made, in every hierarchy; it holds a lock on those above them."""
+    opened = map(Path, _links(os.getpid()))
+    tops = {path for path in opened if path.name.startswith(f"roc-sandbox-w{os.getpid()}-")}
+    return [folder for top in tops for folder in (top, *top.glob("*/"))]
 
 
 def _lines(file: str) -> int:

@@ -133,6 +133,22 @@ def test_counts_see_what_this_process_holds() -> None:
     assert [each for each in compare(before, count_held(1, None)) if each.is_leak] == []
 
 
+@pytest.mark.usefixtures("_light")
+async def test_groups_are_those_of_the_slots() -> None:
+    """A folder for the worker and one for each slot in each hierarchy, and nobody in them while nothing runs."""
+    before = count_held(2, None)
+    pool = await JailPool.open(load_settings().jail, 2)
+    try:
+        if pool.host.place.kind == "none":
+            pytest.skip(pool.host.place.reason)
+        during = count_held(2, None)
+    finally:
+        await pool.close()
+    assert during["groups"] - before["groups"] == (1 + 2) * len(pool.host.place.parents)
+    assert during["processes in groups"] == before["processes in groups"] == 0
+    assert count_held(2, None)["groups"] == before["groups"]
+
+
 def test_what_may_grow_and_what_must_stay() -> None:
     """Memory has a bound; of all else not one more and not one less."""
     memory = "memory of the worker, KiB"
