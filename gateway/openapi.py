@@ -92,6 +92,8 @@ def _schemas(reader: CallReader) -> dict[str, Any]:
     for name, default in reader.defaults:
         bounded = schemas["Limits"]["properties"][name]
         bounded |= {"maximum": getattr(reader.ceilings, name), "default": default}
+    if reader.ceilings.network == "none":
+        schemas["ToolCall"]["properties"]["network"]["enum"] = ["none"]
     deadline = schemas["ToolCall"]["properties"]["deadline_s"]
     ceiling = reader.ceilings.deadline_s
     deadline |= {"maximum": ceiling, "default": min(deadline["default"], ceiling)}

@@ -155,7 +155,7 @@ class ToolCall(_Frozen):
     )
     network: Network = Field(
         default="none",
-        description="`loopback`: sockets that reach the call's own processes and nothing else, if the service allows it.",
+        description="`loopback`: sockets that reach the call's own processes only, where the service allows them.",
     )
     echo_last_value: bool = Field(
         default=False, description="Print the value of an expression on the last line, as a notebook does."

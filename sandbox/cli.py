@@ -144,6 +144,9 @@ def run(  # noqa: PLR0913, PLR0917 - the options of a command line
     wall: Annotated[float | None, typer.Option(help="Limit on its time, in seconds.")] = None,
     cpu: Annotated[float | None, typer.Option(help="Limit on its CPU time, in seconds.")] = None,
     memory: Annotated[int | None, typer.Option(help="Limit on its memory, in MiB.")] = None,
+    loopback: Annotated[
+        bool, typer.Option("--loopback", help="Let it use sockets among its own processes.")
+    ] = False,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Run one program and end as it ended."""
@@ -154,6 +157,7 @@ def run(  # noqa: PLR0913, PLR0917 - the options of a command line
         "code": code if code is not None else _read_text(file or "-"),
         "stdin": "" if stdin is None else _read_text(stdin),
         "limits": {name: limit for name, limit in limits.items() if limit is not None},
+        "network": "loopback" if loopback else "none",
         "echo_last_value": echo,
     }
     try:

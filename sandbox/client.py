@@ -17,7 +17,7 @@ from typing import Literal, Self, TypedDict, Unpack
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from sandbox.calls import Base64File, CallStatus, Limits, ToolCall, ToolResult, first_error
+from sandbox.calls import Base64File, CallStatus, Limits, Network, ToolCall, ToolResult, first_error
 from sandbox.errors import InternalError, InvalidCall, Overloaded, QueueTimeout, SandboxError
 from sandbox.wire import Answer, Wire
 
@@ -37,6 +37,7 @@ class CallFields(TypedDict, total=False):
     limits: Limits
     deadline_s: float
     priority: Literal["tool", "judge"]
+    network: Network
     echo_last_value: bool
 
 

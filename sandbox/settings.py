@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sandbox.calls import MIB, Limits, first_error
+from sandbox.calls import MIB, Limits, Network, first_error
 from sandbox.errors import ConfigError
 
 PREFIX = "SANDBOX_"
@@ -72,6 +72,10 @@ class CeilingSettings(_Section):
     output_bytes: int = Field(default=1 * MIB, ge=0)
     processes: int = Field(default=256, ge=1)
     deadline_s: float = Field(default=3600.0, gt=0)
+    network: Network = Field(
+        default="none",
+        description="`loopback` lets calls ask for sockets among their processes, and opens that much of the kernel.",
+    )
 
     def defaults(self) -> Limits:
         """Limits of a call that names none: ours, or the ceiling where that is lower."""

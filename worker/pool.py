@@ -2,15 +2,17 @@
 
 There is one jail for each kind of preload, and every slot can use any of them, so a burst of sympy never finds
 its place taken by idle numpy. A keeper task for each kind starts its jail, and another when it broke or has served
-its time: a worn jail goes on until its last call has ended, while the new one takes the next.
+its time: a worn jail goes on until its last call has ended, while the new one takes the next. Calls with a loopback
+device have jails of their own, which the first such call starts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from typing import get_args
 
-from sandbox.calls import ToolCall, ToolResult
+from sandbox.calls import Network, ToolCall, ToolResult
 from sandbox.errors import JailError
 from sandbox.jail import PRELOADS, Host, Jail, Slots, choose, prepare
 from sandbox.jail.selftest import check_walls
@@ -28,8 +30,10 @@ class JailPool:
     def __init__(self, host: Host) -> None:
         self.host = host
         self._slots = Slots(host)
-        self._jails: list[Jail | None] = [None] * len(PRELOADS)
-        self._keepers: list[asyncio.Task[None]] = []
+        self._jails: dict[Network, list[Jail | None]] = {
+            network: [None] * len(PRELOADS) for network in get_args(Network)
+        }
+        self._keepers: dict[Network, list[asyncio.Task[None]]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._is_closed = False
@@ -51,8 +55,8 @@ class JailPool:
         except BaseException:
             pool._slots.close()
             raise
-        pool._jails[0] = first
-        pool._keepers = [asyncio.create_task(pool._keep(kind)) for kind in range(len(PRELOADS))]
+        pool._jails["none"][0] = first
+        pool._keep_all("none")
         return pool
 
     async def run(self, call: ToolCall) -> ToolResult:
@@ -74,15 +78,13 @@ class JailPool:
     async def _jail_for(self, call: ToolCall) -> Jail:
         """The lightest jail that holds what the code imports; while that one warms up, the heaviest that there is."""
         wanted = choose(call.code)
+        self._keep_all(call.network)
+        jails = self._jails[call.network]
         try:
             async with asyncio.timeout(NO_JAIL_S):
                 while not self._is_closed:
-                    heavier = [
-                        jail for jail in self._jails[wanted:] if jail is not None and not jail.is_broken
-                    ]
-                    lighter = [
-                        jail for jail in self._jails[:wanted] if jail is not None and not jail.is_broken
-                    ]
+                    heavier = [jail for jail in jails[wanted:] if jail is not None and not jail.is_broken]
+                    lighter = [jail for jail in jails[:wanted] if jail is not None and not jail.is_broken]
                     if heavier:
                         return heavier[0]
                     if lighter:
@@ -93,15 +95,23 @@ class JailPool:
             raise JailError(f"no jail has started for {NO_JAIL_S:.0f} s") from exc
         raise JailError("the worker ends its jails")
 
-    async def _keep(self, kind: int) -> None:
+    def _keep_all(self, network: Network) -> None:
+        """See to it that there are jails with this network from now on."""
+        if network not in self._keepers and not self._is_closed:
+            self._keepers[network] = [
+                asyncio.create_task(self._keep(self._jails[network], kind, network))
+                for kind in range(len(PRELOADS))
+            ]
+
+    async def _keep(self, jails: list[Jail | None], kind: int, network: Network) -> None:
         """See to it that there is a jail of one kind, until cancelled."""
         wait_s = FIRST_WAIT_S
         while True:
-            jail = self._jails[kind]
+            jail = jails[kind]
             if jail is not None:
                 await jail.worn.wait()
             try:
-                new = await Jail.start(self.host, PRELOADS[kind])
+                new = await Jail.start(self.host, PRELOADS[kind], network)
             except JailError as exc:
                 log.warning(
                     "a jail does not start", extra={"preload": PRELOADS[kind].name, "error": exc.message}
@@ -110,7 +120,7 @@ class JailPool:
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
                 continue
             wait_s = FIRST_WAIT_S
-            self._jails[kind] = new
+            jails[kind] = new
             self._changed.set()
             if jail is not None:
                 retiring = asyncio.create_task(jail.retire())
@@ -123,10 +133,11 @@ class JailPool:
 
     async def renew(self) -> None:
         """Have every jail replaced, as if it had served its time, and wait until the last of the old ones is gone."""
-        old = [jail for jail in self._jails if jail is not None]
+        kept = [self._jails[network] for network in self._keepers]
+        old = [jail for jails in kept for jail in jails if jail is not None]
         for jail in old:
             jail.worn.set()
-        while self._retiring or any(jail is None or jail in old for jail in self._jails):
+        while self._retiring or any(jail is None or jail in old for jails in kept for jail in jails):
             self._changed.clear()
             await self._changed.wait()
 
@@ -134,8 +145,10 @@ class JailPool:
         """End every jail. A call that still runs raises JailError."""
         self._is_closed = True
         self._changed.set()
-        for keeper in self._keepers:
+        keepers = [keeper for keepers in self._keepers.values() for keeper in keepers]
+        for keeper in keepers:
             keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
-        await asyncio.gather(*(jail.close() for jail in self._jails if jail is not None), *self._retiring)
+        await asyncio.gather(*keepers, return_exceptions=True)
+        jails = [jail for jails in self._jails.values() for jail in jails if jail is not None]
+        await asyncio.gather(*(jail.close() for jail in jails), *self._retiring)
         self._slots.close()

@@ -200,6 +200,7 @@ async def test_too_many_calls_are_413(serve: Serve) -> None:
         ("limits.output_bytes", {"limits": {"output_bytes": (1 << 20) + 1}}),
         ("limits.processes", {"limits": {"processes": 257}}),
         ("deadline_s", {"deadline_s": 3601}),
+        ("network", {"network": "loopback"}),
     ],
 )
 async def test_more_than_the_ceiling_is_refused(serve: Serve, field: str, call: dict[str, Any]) -> None:

@@ -53,6 +53,7 @@ FIELDS = st.one_of(
     st.tuples(st.just("deadline_s"), NUMBERS | VALUES),
     st.tuples(st.just("priority"), st.sampled_from(["tool", "judge", "other"]) | VALUES),
     st.tuples(st.just("echo_last_value"), st.booleans() | st.lists(st.none())),
+    st.tuples(st.just("network"), st.sampled_from(["none", "loopback", "host"]) | VALUES),
     st.tuples(st.just("more"), VALUES),
 )
 CALLS = FIELDS.map(lambda field: {"code": "", field[0]: field[1]}) | st.just({})

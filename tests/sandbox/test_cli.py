@@ -65,7 +65,7 @@ async def test_run_sends_what_was_asked_for(tmp_path: Path) -> None:
     """The file's text, its stdin, its limits and nothing that was left out."""
     program = tmp_path / "program.py"
     program.write_text("print('é')")
-    words = ["--stdin", "-", "--wall", "2", "--memory", "64", "--echo"]
+    words = ["--stdin", "-", "--wall", "2", "--memory", "64", "--echo", "--loopback"]
     async with FakeGateway() as gateway:
         await command("run", program, *words, "--url", gateway.url, stdin=b"to read")
         await command("run", "-", "--url", gateway.url, stdin=b"print(2)")
@@ -74,6 +74,7 @@ async def test_run_sends_what_was_asked_for(tmp_path: Path) -> None:
         "code": "print('é')",
         "stdin": "to read",
         "limits": {"wall_s": 2.0, "memory_bytes": 64 * 1024 * 1024},
+        "network": "loopback",
         "echo_last_value": True,
     }
     assert (second["code"], second["limits"]) == ("print(2)", {})

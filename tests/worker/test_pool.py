@@ -47,7 +47,7 @@ async def light_pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[JailPool]
 
 def jail_of(pool: JailPool, kind: int = 0) -> Jail:
     """The jail of one kind that takes calls now."""
-    jail = pool._jails[kind]
+    jail = pool._jails["none"][kind]
     assert jail is not None
     return jail
 
@@ -71,7 +71,7 @@ async def running(pool: JailPool, programs: int) -> None:
 
 async def test_each_call_finds_warm_what_it_imports(pool: JailPool) -> None:
     """Once all kinds are up, a call runs in the lightest jail that holds what it imports."""
-    await until(lambda: None not in pool._jails)
+    await until(lambda: None not in pool._jails["none"])
     look = "import sys\nprint(*('numpy sympy scipy'.split()), *(n in sys.modules for n in ('numpy', 'sympy', 'scipy')))\nif 0: import "
     for modules, warm in {
         "json": "False False False",
@@ -85,7 +85,7 @@ async def test_each_call_finds_warm_what_it_imports(pool: JailPool) -> None:
 
 async def test_serves_while_the_rest_warms_up(pool: JailPool) -> None:
     """The first call is answered before the heavy jails are up, also one that wants them."""
-    assert None in pool._jails
+    assert None in pool._jails["none"]
     result = await pool.run(call("import mpmath\nprint(mpmath.mpf(1) / 4)"))
     assert result.stdout == "0.25\n"
 
@@ -154,18 +154,20 @@ async def test_worn_jails_are_replaced_without_a_gap(
 async def test_renew_replaces_every_jail(pool: JailPool) -> None:
     """All jails are others afterwards, the old ones are gone, and a call that ran meanwhile has its answer."""
     first = jail_of(pool)
+    await until(lambda: None not in pool._jails["none"])
+    before = len(descendants(os.getpid()))
     long = asyncio.create_task(pool.run(call("import time\ntime.sleep(0.5)\nprint('long')")))
     await running(pool, 1)
     for _ in range(2):
-        old = [jail for jail in pool._jails if jail is not None]
+        old = [jail for jail in pool._jails["none"] if jail is not None]
         processes = [pid for jail in old for pid in (jail._pid, *descendants(jail._pid))]
         await pool.renew()
-        assert None not in pool._jails
-        assert not set(old) & set(pool._jails)
+        assert None not in pool._jails["none"]
+        assert not set(old) & set(pool._jails["none"])
         assert not any(alive(pid) for pid in processes)
     assert first.is_broken
     assert (await long).stdout == "long\n"
-    assert len(descendants(os.getpid())) == 2 * len(PRELOADS)
+    assert len(descendants(os.getpid())) == before
 
 
 async def test_a_jail_that_will_not_start(light_pool: JailPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,3 +223,13 @@ async def test_open_fails_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(JailError, match="missing"):
         await JailPool.open(JailSettings(), SLOTS)
     assert (open_fds(), set(descendants(os.getpid()))) == before
+
+
+async def test_calls_with_sockets_have_jails_of_their_own(pool: JailPool) -> None:
+    """The first one starts them, and calls of both kinds then run side by side."""
+    code = "import socket\nsocket.create_server(('127.0.0.1', 0))\nprint('served')"
+    without, within = call(code), call(code).model_copy(update={"network": "loopback"})
+    for _ in range(3):
+        refused, ran = await asyncio.gather(pool.run(without), pool.run(within))
+        assert "PermissionError" in refused.stderr
+        assert ran.stdout == "served\n", ran

@@ -1,0 +1,230 @@
+"""Network `loopback`: sockets that reach the call's own processes, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from .box import Box, program
+
+EXCHANGE = """
+import socket, threading
+def exchange(family, address, kind=socket.SOCK_STREAM):
+    server = socket.socket(family, kind)
+    server.bind(address)
+    server.listen()
+    threading.Thread(target=lambda: server.accept()[0].sendall(b"hello")).start()
+    client = socket.socket(family, kind)
+    client.connect(server.getsockname())
+    return client.recv(5)
+"""
+
+
+@pytest.fixture(scope="module")
+def _loopback() -> Iterator[Box]:
+    box = Box(network="loopback")
+    try:
+        yield box
+    finally:
+        box.close()
+
+
+@pytest.fixture
+def loopback(_loopback: Box) -> Iterator[Box]:
+    """A jail whose calls have a loopback device; whole after each test."""
+    yield _loopback
+    if _loopback.jail.is_broken:
+        _loopback.renew()
+        pytest.fail("the test broke the jail")
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        'socket.AF_INET, ("127.0.0.1", 0)',
+        'socket.AF_INET6, ("::1", 0)',
+        'socket.AF_UNIX, "\\0abstract"',
+        'socket.AF_UNIX, "/tmp/path"',
+        'socket.AF_UNIX, "/tmp/seq", socket.SOCK_SEQPACKET',
+    ],
+)
+def test_a_program_talks_to_itself(loopback: Box, what: str) -> None:
+    """Each family that programs use works among the processes of one call."""
+    assert loopback.out(f"{EXCHANGE}\nprint(exchange({what}))") == "b'hello'\n"
+
+
+def test_datagrams(loopback: Box) -> None:
+    """UDP as well."""
+    code = """
+import socket
+here = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+here.bind(("127.0.0.1", 0))
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"hello", here.getsockname())
+print(here.recv(9))
+"""
+    assert loopback.out(code) == "b'hello'\n"
+
+
+def test_a_web_server(loopback: Box) -> None:
+    """What the profile is for: a server and its client in one program."""
+    code = """
+import http.server, threading, urllib.request
+server = http.server.HTTPServer(("127.0.0.1", 8000), http.server.SimpleHTTPRequestHandler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print(urllib.request.urlopen("http://127.0.0.1:8000/main.py").status)
+"""
+    assert loopback.out(code) == "200\n"
+
+
+def test_multiprocessing_manager(loopback: Box) -> None:
+    """Its server listens on a unix socket."""
+    code = """
+import multiprocessing
+if __name__ == "__main__":
+    with multiprocessing.Manager() as manager:
+        shared = manager.list([1])
+        shared.append(2)
+        print(list(shared))
+"""
+    assert loopback.out(code) == "[1, 2]\n"
+
+
+def test_nothing_else_is_there(loopback: Box) -> None:
+    """One device, no route away from it, and no name server."""
+    code = """
+import errno, socket
+print([line.split(":")[0].strip() for line in open("/proc/self/net/dev").read().splitlines()[2:]])
+for address in ("10.0.0.1", "192.168.0.1", "169.254.169.254", "8.8.8.8"):
+    try:
+        socket.create_connection((address, 80), timeout=1)
+    except OSError as exc:
+        print(errno.errorcode[exc.errno])
+"""
+    assert loopback.out(code) == "['lo']\n" + 4 * "ENETUNREACH\n"
+
+
+def test_the_host_is_not_behind_the_address(loopback: Box) -> None:
+    """A server of the host on 127.0.0.1 is somewhere else."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = f"import socket\nsocket.create_connection({server.getsockname()}, timeout=1)"
+        assert "ConnectionRefusedError" in loopback.run(code).stderr
+
+
+LISTEN = """
+import socket, sys, time
+tcp, abstract = socket.socket(), socket.socket(socket.AF_UNIX)
+try:
+    tcp.bind(("127.0.0.1", 7777)); tcp.listen()
+    abstract.bind("\\0meeting"); abstract.listen()
+    print("listening", flush=True)
+    time.sleep(60)
+except OSError as exc:
+    print(exc, flush=True)
+"""
+MEET = """
+import socket
+for family, address in ((socket.AF_INET, ("127.0.0.1", 7777)), (socket.AF_UNIX, "\\0meeting")):
+    try:
+        socket.socket(family).connect(address)
+    except ConnectionRefusedError:
+        print("alone")
+print([line for line in open("/proc/self/net/unix").read().splitlines()[1:] if "meeting" in line])
+print(open("/proc/self/net/tcp").read().count("\\n"))
+"""
+
+
+def test_calls_at_one_time_do_not_meet(loopback: Box) -> None:
+    """Each has the same addresses to itself, and sees no socket of another."""
+
+    async def together() -> list[str]:
+        listening = [
+            asyncio.create_task(loopback.jail.run(program(LISTEN, wall_s=3.0), loopback.slots.free[number]))
+            for number in (0, 1)
+        ]
+        seen = []
+        while not all(call.done() for call in listening):
+            result = await loopback.jail.run(program(MEET), loopback.slots.free[2])
+            seen.append(result.stdout)
+        assert [(await call).stdout for call in listening] == 2 * ["listening\n"]
+        return seen
+
+    assert set(loopback.do(together())) == {"alone\nalone\n[]\n1\n"}
+
+
+def test_nothing_is_left_for_the_next_call(loopback: Box) -> None:
+    """Not even ports that wait for their end: the next call, in the same slot, binds them at once."""
+    code = f"""{EXCHANGE}
+print(len(open("/proc/self/net/tcp").read().splitlines()))
+print(exchange(socket.AF_INET, ("127.0.0.1", 7777)))
+"""
+    assert {loopback.out(code) for _ in range(20)} == {"1\nb'hello'\n"}
+
+
+def test_more_calls_than_namespaces_in_the_pool(loopback: Box) -> None:
+    """A burst that empties the pool waits for further ones, and every call is alone."""
+    calls = [program(EXCHANGE + 'print(exchange(socket.AF_INET, ("127.0.0.1", 7777)))')] * len(
+        loopback.slots.free
+    )
+    for _ in range(5):
+        assert {result.stdout for result in loopback.run_together(calls)} == {"b'hello'\n"}
+
+
+FAMILIES = """
+import socket
+allowed = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6}
+for family in range(0, 50):
+    for kind in range(1, 11):
+        for protocol in (0, 1, 2, 6, 17, 33, 58, 132, 136, 255, 262):
+            try:
+                made = socket.socket(family, kind, protocol)
+            except OSError:
+                continue
+            if family not in allowed or kind not in (1, 2) and family != socket.AF_UNIX or protocol not in (0, 6, 17):
+                print("BREACH", family, kind, protocol)
+            made.close()
+"""
+
+
+def test_no_other_family_type_or_protocol(loopback: Box) -> None:
+    """Of some five thousand combinations those of the profile can be made, and no other."""
+    assert loopback.out(FAMILIES) == ""
+
+
+def test_no_filter_and_no_record_layer(loopback: Box) -> None:
+    """What would run a program's filter, or TLS, in the kernel is refused, whatever its argument."""
+    code = """
+import errno, socket
+made = socket.socket()
+for level, option in ((1, 26), (1, 50), (1, 51), (1, 52), (6, 31)):
+    try:
+        made.setsockopt(level, option, b"\\0" * 16)
+    except OSError as exc:
+        print(errno.errorcode[exc.errno])
+dual = socket.socket(socket.AF_INET6)
+dual.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+print(dual.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
+"""
+    assert loopback.out(code) == 5 * "EPERM\n" + "1\n"
+
+
+def test_the_device_is_not_the_programs(loopback: Box) -> None:
+    """It cannot take the device down, add an address, or change how the network works."""
+    code = """
+import errno, fcntl, socket, struct
+made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for request in (0x8914, 0x8916, 0x8922, 0x890B):  # SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFMTU, SIOCADDRT
+    try:
+        fcntl.ioctl(made, request, struct.pack("16sH62x", b"lo", 0))
+        print("BREACH", hex(request))
+    except OSError as exc:
+        print(errno.errorcode[exc.errno])
+"""
+    assert loopback.out(code) == 4 * "EPERM\n"
+
+
+def test_without_it_there_are_no_sockets(box: Box) -> None:
+    """A jail of the ordinary kind refuses the same program."""
+    assert "PermissionError" in box.run(f'{EXCHANGE}\nexchange(socket.AF_INET, ("127.0.0.1", 0))').stderr
