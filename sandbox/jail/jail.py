@@ -408,7 +408,7 @@ class Jail:
 
     def _on_control(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while True:
+            while not self.is_broken:
                 try:
                     data, ancillary, _flags, _address = self._control.recvmsg(
                         _REPLY.size, socket.CMSG_SPACE(12)
@@ -425,8 +425,12 @@ class Jail:
 
     def _on_reply(self, data: bytes, ancillary: list[tuple[int, int, bytes]]) -> None:
         kind, number, wait_status, cpu_us, wall_us, error, where = _REPLY.unpack(data)
-        if kind == _READY:
+        if kind == _READY and not self._ready.done():
             self._on_ready(_sender(ancillary))
+            return
+        if not _is_sound(kind, wait_status, error):
+            log.warning("the forkserver says what it never says", extra={"kind": kind, "number": number})
+            self._break()
             return
         run = self._runs.get(number)
         if run is None:
@@ -534,6 +538,15 @@ class Jail:
                 self._on_message()  # why it did not start
             self._loop.remove_reader(self._messages)
             os.close(self._messages)
+
+
+def _is_sound(kind: int, wait_status: int, error: int) -> bool:
+    """Whether fork.c can have said this of a call. A program that escaped into its forkserver says anything."""
+    if kind == _ENDED:
+        return 0 <= wait_status <= 0xFFFF and (os.WIFEXITED(wait_status) or os.WIFSIGNALED(wait_status))
+    if kind == _FAILED:
+        return 0 < error < 4096  # the kernel's own bound of an errno
+    return kind == _STARTED
 
 
 def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
