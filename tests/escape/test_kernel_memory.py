@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from sandbox.calls import MIB
@@ -97,42 +95,3 @@ def test_piles(box: Box, name: str) -> None:
     assert all(slot.group.is_empty() for slot in box.slots.free)
     # What stayed charged would be missing here.
     assert box.run("x = bytearray(8 << 20)", memory_bytes=16 * MIB).status == "ok"
-
-
-@pytest.fixture(scope="module")
-def loopback_box() -> Iterator[Box]:
-    """A jail whose programs have sockets."""
-    box = Box(slots=1, network="loopback")
-    yield box
-    box.close()
-
-
-def test_what_lies_in_sockets(loopback_box: Box) -> None:
-    """Messages that nobody reads are bounded for the call as a whole, not only for each of its many sockets."""
-    if not loopback_box.slots.free[0].group.enter_fds:
-        pytest.skip("this host gives no cgroup")
-    code = """
-import signal, socket
-told, tell = os.pipe()
-for _ in range(7):
-    if os.fork():
-        continue
-    kept = []
-    try:
-        while True:
-            one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            one.bind(("127.0.0.1", 0))
-            one.setblocking(False)
-            kept.append(one)
-            for _ in range(200):
-                one.sendto(bytes(2000), one.getsockname())
-    except OSError:
-        os.write(tell, b".")
-        signal.pause()
-for _ in range(7):
-    os.read(told, 1)
-print(*(line.split()[-1] for line in open("/proc/self/net/sockstat") if line.startswith("UDP:")))
-"""
-    result = loopback_box.run(probe(code), wall_s=10, cpu_s=30, memory_bytes=128 * MIB, processes=32)
-    # The kernel's count is the host's, in pages. Where sockets are charged as memory, they end the call.
-    assert result.status == "memory_limit" or int(result.stdout) * 4096 < 96 * MIB
