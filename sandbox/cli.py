@@ -29,7 +29,7 @@ from sandbox import jsonl
 from sandbox.calls import MIB, CallStatus, ToolCall, ToolResult, parse_call
 from sandbox.client import DEFAULT_URL, SandboxClient
 from sandbox.errors import CallTooLarge, ConfigError, InvalidCall, SandboxError
-from sandbox.settings import PREFIX, JailSettings, load_settings
+from sandbox.settings import PREFIX, load_settings
 from sandbox.wire import Answer
 
 #: Exit codes of `sandbox run` beside the program's own and 128 + the signal that ended it. 2 means what it means
@@ -274,13 +274,13 @@ def doctor() -> None:
 
     Where nothing is lacking it opens a jail and tries its walls, as a worker does at its start.
     """
-    from sandbox.jail.hostcheck import Check, check_host  # noqa: PLC0415 - needs the server's packages
+    from sandbox.jail.hostcheck import check_host, lacking  # noqa: PLC0415 - needs the server's packages
+    from sandbox.jail.selftest import try_level  # noqa: PLC0415
 
     jail = load_settings().jail
     checks = check_host(jail)
-    if all(check.ok for check in checks if check.level == jail.level):
-        fault = asyncio.run(_try_jail(jail))
-        checks.append(Check("self-test", jail.level, not fault, fault or "a jail opens and its walls hold"))
+    if not lacking(checks, jail.level):
+        checks += asyncio.run(try_level(jail))
     # What reads a pipe wants each check on a line of its own, however long.
     is_terminal = sys.stdout.isatty()
     console = Console() if is_terminal else Console(width=10_000)
@@ -292,28 +292,9 @@ def doctor() -> None:
             if check.level == level:
                 table.add_row(check.name, _MARKS[check.ok], escape(check.found), escape(check.remedy))
         console.print(table)
-    lacking = [check.name for check in checks if check.level == jail.level and not check.ok]
-    if lacking:
-        raise ConfigError(f"this host does not give the level {jail.level}: {', '.join(lacking)}")
+    if lacks := lacking(checks, jail.level):
+        raise ConfigError(f"this host does not give the level {jail.level}: {', '.join(lacks)}")
     console.print(f"This host gives the level {jail.level}.")
-
-
-async def _try_jail(settings: JailSettings) -> str:
-    """What a worker with these settings would refuse its start for; empty where it would serve."""
-    from sandbox.jail import PRELOADS, Jail, Slots, prepare  # noqa: PLC0415 - needs the server's packages
-    from sandbox.jail.selftest import check_walls  # noqa: PLC0415
-
-    try:
-        host = prepare(settings, slots=1)
-        with contextlib.closing(Slots(host)) as slots:
-            jail = await Jail.start(host, PRELOADS[0])
-            try:
-                await check_walls(jail, slots.free[0])
-            finally:
-                await jail.close()
-    except SandboxError as exc:
-        return exc.message
-    return ""
 
 
 @runtime_app.command()

@@ -26,7 +26,7 @@ from sandbox.jail.host import find_nsjail
 from sandbox.jail.interpreter import choose_interpreter, is_preferred
 from sandbox.jail.policy import MAX_SLOTS, WORKERS_APART
 from sandbox.jail.trial import MOUNT_STEPS
-from sandbox.settings import JailSettings
+from sandbox.settings import JailSettings, Level
 
 NAMESPACES = "namespaces"
 ADVICE = "advice"
@@ -44,6 +44,12 @@ class Check:
     ok: bool
     found: str
     remedy: str = ""  # empty when ok
+
+
+def lacking(checks: list[Check], level: Level) -> list[str]:
+    """Names of the checks that a level needs and that this host fails."""
+    needed = {"strict": {NAMESPACES, "strict"}}.get(level, {level})
+    return [check.name for check in checks if check.level in needed and not check.ok]
 
 
 def check_host(settings: JailSettings, root: Path = Path("/")) -> list[Check]:
