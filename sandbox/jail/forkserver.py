@@ -57,7 +57,7 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 
-#: Versions of Python in which an immortal object is what immortal.c makes it, where they have the global lock.
+#: Versions of Python in which an immortal object is what heap.c makes it, where they have the global lock.
 HAS_IMMORTALS = ((3, 12), (3, 13))
 
 #: Limits that are the same for every call, so that children inherit them for nothing. fork.c sets the others.
@@ -98,6 +98,9 @@ def main() -> None:
     config = json.loads(control.recv(1 << 20))
     control.detach()
 
+    heap = ctypes.PyDLL("/jail/libheap.so")
+    if heap.keep_together():
+        raise MemoryError
     os.environ.clear()
     os.environ.update(ENVIRONMENT)
     sys.path[0] = "/tmp"  # where a script's own folder stands; until now ours
@@ -126,7 +129,7 @@ def main() -> None:
         raise RuntimeError("a preloaded module started a thread; forking would be unsafe")
     gc.collect()
     if sys.version_info[:2] in HAS_IMMORTALS and "t" not in sys.abiflags:
-        make_immortal()
+        make_immortal(heap)
     gc.freeze()  # else the first collection in a child touches, and so copies, every page of the heap
     gc.disable()
     outcome = fork.fork_serve(ctypes.byref(setup))
@@ -144,10 +147,9 @@ def warm_up(modules: list[str], source: str) -> None:
     exec(compile(source, "<warm-up>", "exec"), {"__name__": "warm_up"})  # preload.py's text
 
 
-def make_immortal() -> None:
-    """Let children look at what is warm without a write, which would copy its page; immortal.c says how."""
-    immortal = ctypes.PyDLL("/jail/libimmortal.so")
-    if immortal.make_immortal(ctypes.py_object(gc.get_objects())):
+def make_immortal(heap: ctypes.PyDLL) -> None:
+    """Let children look at what is warm without a write, which would copy its page; heap.c says how."""
+    if heap.make_immortal(ctypes.py_object(gc.get_objects())):
         raise MemoryError
 
 

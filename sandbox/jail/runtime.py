@@ -48,7 +48,7 @@ PACKAGES = _HERE / "packages.txt"
 _JAIL_FILES: dict[str, tuple[str, list[str] | None]] = {
     "forkserver.py": ("forkserver.py", None),
     "libfork.so": ("fork.c", ["-O2", "-fPIC", "-shared"]),
-    "libimmortal.so": ("immortal.c", ["-O2", "-fPIC", "-shared"]),
+    "libheap.so": ("heap.c", ["-O2", "-fPIC", "-shared"]),
     # No libc, no start files, no stack protector (it lives in libc), and no padding: one page, quick to exec.
     "init": (
         "init.c",

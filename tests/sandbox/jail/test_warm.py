@@ -57,6 +57,23 @@ def test_what_is_warm_is_immortal(fixture: str, request: pytest.FixtureRequest) 
     assert mine == [True] * 5
 
 
+_TOGETHER = """
+import bisect, collections, sys, types
+starts = []
+for line in open("/proc/self/maps"):
+    starts.append(int(line.partition("-")[0], 16))
+functions = [each for module in list(sys.modules.values()) for each in vars(module).values()
+             if type(each) is types.FunctionType]
+places = collections.Counter(bisect.bisect(starts, id(each)) for each in functions)
+print(places.most_common(1)[0][1] / len(functions))
+"""
+
+
+def test_what_is_warm_lies_together(data_box: Box) -> None:
+    """Of all libraries' functions few are outside of one mapping: those from before the forkserver could say so."""
+    assert float(data_box.out(_TOGETHER)) > 0.8
+
+
 #: What stands on the count of references, or changes what is warm.
 _ON_OBJECTS = """
 import collections, contextlib, copy, functools, gc, importlib, io, json, pickle, re, string, sys, threading, weakref
