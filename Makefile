@@ -39,8 +39,9 @@ native:  ## the jail's C code by itself: sanitizers, valgrind, a minute of fuzzi
 	$(NATIVE)/harness $(NATIVE)/init
 	@echo 'fuzzer:'
 	@clang $(CFLAGS) -fsanitize=fuzzer,$(SANITIZERS) -o $(NATIVE)/fuzz tests/native/fuzz.c
-	@$(NATIVE)/fuzz -max_total_time=$(FUZZ_S) -max_len=512 -verbosity=0 -print_final_stats=1 -artifact_prefix=$(NATIVE)/ \
-	$(NATIVE)/corpus
+	@$(NATIVE)/fuzz -max_total_time=$(FUZZ_S) -max_len=512 -print_final_stats=1 -artifact_prefix=$(NATIVE)/ \
+	$(NATIVE)/corpus >$(NATIVE)/fuzz.log 2>&1 || { tail -n 100 $(NATIVE)/fuzz.log; exit 1; }
+	@grep stat:: $(NATIVE)/fuzz.log
 
 up: runtime  ## leave the stack running in the foreground until Ctrl-C
 	@$(VPYTHON) -m sandbox up $(ARGS)
