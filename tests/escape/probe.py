@@ -47,7 +47,7 @@ _NUMBERS = {
         "open": 2, "openat": 257, "openat2": 437, "fcntl": 72, "fsync": 74, "fdatasync": 75, "sync_file_range": 277,
         "msync": 26, "sync": 162, "fadvise64": 221, "tee": 276, "vmsplice": 278, "setxattr": 188, "lsetxattr": 189,
         "fsetxattr": 190, "setxattrat": 463, "prctl": 157, "futex": 202, "utimensat": 280, "vfork": 58,
-        "socket": 41, "socketpair": 53, "finit_module": 313, "madvise": 28, "clock_nanosleep": 230,
+        "socket": 41, "socketpair": 53, "finit_module": 313, "madvise": 28, "clock_nanosleep": 230, "prlimit64": 302,
     },
     "aarch64": {
         "clone": 220, "clone3": 435, "unshare": 97, "setns": 268, "mount": 40, "umount2": 39, "pivot_root": 41,
@@ -59,7 +59,7 @@ _NUMBERS = {
         "openat": 56, "openat2": 437, "fcntl": 25, "fsync": 82, "fdatasync": 83, "sync_file_range": 84,
         "msync": 227, "sync": 81, "fadvise64": 223, "tee": 77, "vmsplice": 75, "setxattr": 5, "lsetxattr": 6,
         "fsetxattr": 7, "setxattrat": 463, "prctl": 167, "futex": 98, "utimensat": 88,
-        "socket": 198, "socketpair": 199, "finit_module": 273, "madvise": 233, "clock_nanosleep": 115,
+        "socket": 198, "socketpair": 199, "finit_module": 273, "madvise": 233, "clock_nanosleep": 115, "prlimit64": 261,
     },
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 
+from sandbox.jail.policy import Identity
 from tests.sandbox.jail.box import Box, program
 
 from .probe import outcomes, probe
@@ -56,6 +57,32 @@ print("alive", os.getppid())
     assert found.pop("alive") == "0"
     assert set(found.values()) <= {"EPERM", "sent"}
     assert box.out("print(1)") == "1\n"
+
+
+def test_an_init_of_the_same_user(box: Box) -> None:
+    """Where there is one user for all, the init is still out of reach: a limit on its CPU time would end the call."""
+    identity = Identity(box.host.identity.uid, box.host.identity.gid, None)
+    one_user = Box(slots=1, identity=identity)
+    code = """
+import resource
+for number in range(16):
+    attempt(f"look-{number}", lambda: resource.prlimit(1, number))
+attempt("limit", lambda: resource.prlimit(1, resource.RLIMIT_CPU, (1, 1)))
+attempt("limit-call", lambda: syscall("prlimit64", 1 | 1 << 32, 0, struct.pack("QQ", 1, 1), 0))
+attempt("priority", lambda: os.setpriority(os.PRIO_PROCESS, 1, 19))
+attempt("schedule", lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)))
+attempt("cores", lambda: os.sched_setaffinity(1, {0}))
+attempt("disk", lambda: syscall("ioprio_set", 1, 1, 3 << 13))
+attempt("memory", lambda: open("/proc/1/oom_score_adj", "w"))
+attempt("trace", lambda: syscall("ptrace", 16, 1, 0, 0))
+print("user", os.getuid(), resource.prlimit(0, resource.RLIMIT_CORE), resource.prlimit(os.getpid(), resource.RLIMIT_CORE))
+"""
+    try:
+        found = outcomes(one_user, code)
+    finally:
+        one_user.close()
+    assert found.pop("user") == "0 (0, 0) (0, 0)"
+    assert set(found.values()) <= {"EPERM", "ENOENT"}
 
 
 def test_killing_everything(box: Box) -> None:
