@@ -203,6 +203,7 @@ def _bare_forks(host: Host, preload: Preload, codes: list[str], often: int) -> d
 
 def _nsjail_ms(host: Host, code: str, often: int) -> float:
     """An interpreter in a jail of its own, with the same outer walls, for one call."""
+    assert host.nsjail is not None  # as at every level but `process`
     argv = nsjail_argv(host.nsjail, host.root, host.identity)
     argv = [*argv[: argv.index("--") + 1], "/python/bin/python3", "-s", "-B", "-c", code]
     spent = []

@@ -60,7 +60,7 @@ class GatewaySettings(_Section):
 
 
 #: From weak to strong; SECURITY.md says what each protects.
-Level = Literal["namespaces", "strict"]
+Level = Literal["process", "namespaces", "strict"]
 
 
 class CeilingSettings(_Section):
@@ -113,7 +113,8 @@ class JailSettings(_Section):
     """The walls around a program."""
 
     level: Level = Field(
-        default="namespaces", description="What must hold; a host that cannot give it stops the start."
+        default="namespaces",
+        description="What must hold; a host that cannot give it stops the start. `process`: where there are none.",
     )
     runtime: Path = Field(
         default=Path(sys.prefix) / "sandbox-runtime",

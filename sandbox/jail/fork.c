@@ -1,4 +1,4 @@
-/* The forkserver's loop and the walls of one call. Loaded by forkserver.py, inside nsjail.
+/* The forkserver's loop and the walls of one call. Loaded by forkserver.py, inside nsjail but at level `process`.
  *
  * Theory of operation
  *
@@ -16,12 +16,23 @@
  *   reply READY   once, the forkserver serves
  *   reply ENDED   wait status and CPU time; nothing of the call is left when this is sent
  *   reply STARTED twice, only if asked for: the credentials on the message carry the pid of the init, then of the
- *                 program, which the kernel translates for the worker
+ *                 program, which the kernel translates for the worker; at level `process` once, with the guardian's
+ *                 pid in the place of the wait status
  *   reply FAILED  a step of ours failed, named by `where` and `error`; nothing of the call is left
  *
  * Who may die: the program and its children at any time; they are ours to reap. The init only by our SIGKILL, which
  * takes the whole namespace with it. The worker: we read end of file, return, and exit; we are PID 1 of nsjail's
  * namespace, so the kernel ends everything below us. We ourselves: same thing, and the worker reads end of file.
+ *
+ * At level `process` there are no namespaces, and a guardian (guardian.c) does what the init does elsewhere. It is the
+ * program's parent:
+ *
+ *   worker ──control socket──► forkserver ──► guardian ──► program
+ *
+ * It ends by SIGTERM, which it takes as the order to end the call, and we get from it what became of the program. Who may
+ * die there: the program; and we, whose end the kernel tells each guardian. A guardian only by the host's hand: then
+ * nothing is sure any more, so we end the whole jail. Files are bounded by Landlock (landlock.h), ours and the program's;
+ * the call's scratch folder, a real one, comes with the request as its last descriptor, and the worker removes it.
  */
 
 #define _GNU_SOURCE
@@ -51,6 +62,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "landlock.h"
+
 /* CPython's own fork protocol: locks before, random state and thread state after. */
 extern void PyOS_BeforeFork(void);
 extern void PyOS_AfterFork_Parent(void);
@@ -59,7 +72,8 @@ extern void PyOS_AfterFork_Child(void);
 enum { RUN = 1, KILL = 2 };
 enum { READY = 1, ENDED = 2, FAILED = 3, STARTED = 4 };
 enum { IN_CHILD = 1, WORKER_GONE = 0 };
-enum { STDIN, STDOUT, STDERR, PAYLOAD, FIRST_CGROUP, MAX_FDS = 8 };
+enum { STDIN, STDOUT, STDERR, PAYLOAD, FIRST_CGROUP, MAX_FDS = 12 }; /* of a request */
+enum { FOLDER = 5 }; /* in the child, while its walls go up */
 enum { MAX_CALLS = 4096 };
 enum { CALL_FAILED = 70 };
 enum { NAMESPACE_POOL = 8, NAMESPACE_PACE_MS = 5 };
@@ -91,7 +105,8 @@ struct reply {
 	char where[32]; /* name of a FAILED step */
 };
 
-/* What a child writes into the fault pipe when a set-up step fails. Smaller than PIPE_BUF, so never torn. */
+/* What a child writes into the fault pipe when a set-up step fails; and a guardian at the end of each call, with no
+ * step's name, and the wait status in the place of the error. Smaller than PIPE_BUF, so never torn. */
 struct fault {
 	uint64_t index;
 	int64_t error;
@@ -104,6 +119,8 @@ struct call {
 	pid_t program, init;
 	int program_fd, init_fd;
 	int killed; /* by us, as the worker told us */
+	int is_told; /* by its guardian, how the program ended */
+	uint64_t uid;
 	int wait_status;
 	uint64_t cpu_us, started_us;
 	struct fault fault; /* where[0] is 0: none */
@@ -115,6 +132,8 @@ struct setup {
 	int init_exe; /* O_PATH descriptor of the tiny init */
 	int user_namespaces; /* one for each call as well */
 	int loopback; /* a net namespace that no other call uses or has used, with its loopback device up */
+	int guardian_exe; /* at level `process`, an O_PATH descriptor of the tiny guardian */
+	struct files files;
 	struct sock_fprog program_filter; /* second stage; the first is on the forkserver already */
 };
 
@@ -122,6 +141,12 @@ static struct call calls[MAX_CALLS];
 static int n_calls; /* places of `calls` that were ever used */
 static int net_namespaces[MAX_CALLS]; /* for each of those places */
 static int epoll, own_pid_ns, fault_read, fault_write;
+
+/* Between `fork_guarded` and the guardian that is being made, which share this memory. */
+static volatile struct {
+	pid_t forkserver, guardian, program;
+	int error;
+} guarded;
 
 /* ---- steps: each is checked, and named when it fails ---- */
 
@@ -160,47 +185,64 @@ static int mount_tmpfs(const char *target, const char *options, unsigned long fl
 	return mount("none", target, "tmpfs", MS_NOSUID | MS_NODEV | flags, options);
 }
 
-/* Empties the bounding set. SETPCAP, which does the dropping, stays effective till `clear_capabilities`. */
-static int drop_capabilities(void)
+/* Empties the bounding set but for some. SETPCAP, which does the dropping, stays effective till `set_capabilities`. */
+static int drop_capabilities(uint64_t kept)
 {
 	int is_there;
 
 	for (int capability = 0; (is_there = prctl(PR_CAPBSET_READ, capability, 0, 0, 0)) >= 0; capability++)
-		if (is_there && prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0)
+		if (is_there && !(kept >> capability & 1) && prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0)
 			return -1;
 	return 0; /* the kernel knows no further one */
 }
 
-static int clear_capabilities(void)
+static int set_capabilities(uint32_t kept) /* all that we keep anywhere are among the first 32 */
 {
 	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-	struct __user_cap_data_struct none[2];
-	memset(none, 0, sizeof none);
-	return (int)syscall(SYS_capset, &header, none);
+	struct __user_cap_data_struct sets[2] = {{.effective = kept, .permitted = kept}};
+	return (int)syscall(SYS_capset, &header, sets);
 }
 
-/* Puts up the walls around this process. Returns NULL, or the name of the step that failed, errno set. The order
- * matters: what needs a capability comes before the uid change, and the filter is last. */
-static const char *enter_walls(const struct setup *setup, const struct request *request, int init_fd, const int *fds,
-			       int n_fds)
+static int is_guarded(const struct setup *setup)
 {
-	unsigned long long uid = request->uid == KEEP_UID ? 0 : request->uid;
-	char scratch_options[128];
+	return setup->files.abi > 0;
+}
 
-	for (int i = FIRST_CGROUP; i < n_fds; i++)
-		STEP("enter cgroup", write(fds[i], "0", 1)); /* first, so that what follows is charged to the call */
+/* Enters what bounds the call as a whole: its groups first, so that all that follows is charged to it, then its
+ * namespaces; at level `process` the folder that the request brought, and no file beyond what landlock.h says. */
+static const char *enter_bounds(const struct setup *setup, int init_fd, const int *fds, int n_fds)
+{
+	for (int i = FIRST_CGROUP; i < n_fds - is_guarded(setup); i++)
+		STEP("enter cgroup", write(fds[i], "0", 1));
+	if (is_guarded(setup)) {
+		STEP("Landlock", restrict_files(&setup->files, fds[n_fds - 1], -1));
+		return NULL;
+	}
 	if (setup->user_namespaces)
 		STEP("user namespace", setns(init_fd, CLONE_NEWUSER));
 	STEP("namespaces", unshare(CLONE_NEWNS | CLONE_NEWIPC));
+	return NULL;
+}
 
-	/* Descriptors of the message are above these: the forkserver keeps its own in the low numbers. */
+/* Descriptors of the message are above these: the forkserver keeps its own in the low numbers. */
+static const char *take_descriptors(const struct setup *setup, const int *fds, int n_fds)
+{
 	STEP("stdin", dup2(fds[STDIN], 0));
 	STEP("stdout", dup2(fds[STDOUT], 1));
 	STEP("stderr", dup2(fds[STDERR], 2));
 	STEP("payload", dup2(fds[PAYLOAD], 3));
 	STEP("fault pipe", dup3(fault_write, 4, O_CLOEXEC));
 	fault_write = 4;
-	STEP("close_range", (int)syscall(SYS_close_range, 5, ~0U, 0));
+	if (is_guarded(setup))
+		STEP("scratch folder", dup2(fds[n_fds - 1], FOLDER));
+	STEP("close_range", (int)syscall(SYS_close_range, FOLDER + is_guarded(setup), ~0U, 0));
+	return NULL;
+}
+
+static const char *mount_own(const struct request *request)
+{
+	unsigned long long uid = request->uid == KEEP_UID ? 0 : request->uid;
+	char scratch_options[128];
 
 	snprintf(scratch_options, sizeof scratch_options, "size=%llu,nr_inodes=%llu," FOLDER_OPTIONS,
 		 (unsigned long long)request->scratch_bytes, (unsigned long long)request->scratch_inodes, uid, uid);
@@ -208,8 +250,13 @@ static const char *enter_walls(const struct setup *setup, const struct request *
 	snprintf(scratch_options, sizeof scratch_options, SHM_OPTIONS "," FOLDER_OPTIONS, uid, uid);
 	STEP("mount /dev/shm", mount_tmpfs("/dev/shm", scratch_options, MS_NOEXEC));
 	STEP("mount /proc", mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "subset=pid,hidepid=2"));
-	STEP("setsid", setsid());
+	STEP("chdir", chdir("/tmp"));
+	return NULL;
+}
 
+static const char *set_limits(const struct request *request)
+{
+	STEP("setsid", setsid());
 	/* One more second to the hard limit: SIGXCPU at the soft one ends the program, SIGKILL one that caught it. */
 	STEP("RLIMIT_CPU", set_limit(RLIMIT_CPU, request->cpu_s, request->cpu_s + 1));
 	STEP("RLIMIT_FSIZE", set_limit(RLIMIT_FSIZE, request->file_bytes, request->file_bytes));
@@ -217,21 +264,47 @@ static const char *enter_walls(const struct setup *setup, const struct request *
 	STEP("RLIMIT_NPROC", set_limit(RLIMIT_NPROC, request->processes, request->processes));
 	if (request->data_bytes)
 		STEP("RLIMIT_DATA", set_limit(RLIMIT_DATA, request->data_bytes, request->data_bytes));
+	return NULL;
+}
 
-	STEP("bounding set", drop_capabilities());
+static const char *give_up_privileges(const struct setup *setup, const struct request *request)
+{
+	/* An ordinary user without namespaces has no capability, not even to drop one, and gains none by any exec. */
+	if (!is_guarded(setup) || request->uid != KEEP_UID)
+		STEP("bounding set", drop_capabilities(0));
 	if (request->uid != KEEP_UID) {
 		/* Raw calls: glibc would run its all-threads protocol, and there is one thread. */
 		STEP("setgroups", (int)syscall(SYS_setgroups, 0, NULL));
 		STEP("setresgid", (int)syscall(SYS_setresgid, request->uid, request->uid, request->uid));
 		STEP("setresuid", (int)syscall(SYS_setresuid, request->uid, request->uid, request->uid));
 	}
-	STEP("capset", clear_capabilities());
+	STEP("capset", set_capabilities(0));
 	STEP("parent-death signal", prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)); /* a uid change clears it */
+	if (is_guarded(setup)) {
+		STEP("enter scratch folder", fchdir(FOLDER)); /* its own user's alone */
+		close(FOLDER);
+		STEP("guardian", getppid() == guarded.guardian ? 0 : -1); /* it may have died before it could be told */
+	}
 	STEP("not dumpable", prctl(PR_SET_DUMPABLE, 0, 0, 0, 0));
-	STEP("chdir", chdir("/tmp"));
 	STEP("no_new_privs", prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
 	STEP("filter", prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &setup->program_filter, 0, 0));
 	return NULL;
+}
+
+/* Puts up the walls around this process. Returns NULL, or the name of the step that failed, errno set. The order
+ * matters: what needs a capability comes before the uid change, and the filter is last. */
+static const char *enter_walls(const struct setup *setup, const struct request *request, int init_fd, const int *fds,
+			       int n_fds)
+{
+	const char *failed = enter_bounds(setup, init_fd, fds, n_fds);
+
+	if (!failed)
+		failed = take_descriptors(setup, fds, n_fds);
+	if (!failed && !is_guarded(setup))
+		failed = mount_own(request);
+	if (!failed)
+		failed = set_limits(request);
+	return failed ? failed : give_up_privileges(setup, request);
 }
 
 static void run_child(const struct setup *setup, const struct request *request, const int *fds, int n_fds, int index)
@@ -348,6 +421,69 @@ static int map_user(pid_t init, uint64_t uid)
 	return 0;
 }
 
+/* Executes the guardian in this process, which forkserver and program have been waiting for; on failure ends both. */
+static void execute_guardian(const struct setup *setup, const struct request *request, int index)
+{
+	char numbers[4][24];
+	char *const argv[] = {"guardian", numbers[0], numbers[1], numbers[2], numbers[3], NULL}, *const environment[] = {NULL};
+
+	snprintf(numbers[0], sizeof *numbers, "%d", index);
+	snprintf(numbers[1], sizeof *numbers, "%d", guarded.program);
+	snprintf(numbers[2], sizeof *numbers, "%d", guarded.forkserver);
+	if (request->uid == KEEP_UID)
+		strcpy(numbers[3], "-");
+	else
+		snprintf(numbers[3], sizeof *numbers, "%llu", (unsigned long long)request->uid);
+	if (dup2(fault_write, 0) == 0 && syscall(SYS_close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC) == 0)
+		syscall(SYS_execveat, setup->guardian_exe, "", argv, environment, AT_EMPTY_PATH);
+	guarded.error = errno;
+	kill(guarded.program, SIGKILL);
+	waitpid(guarded.program, NULL, __WALL);
+	guarded.program = -1;
+	_exit(CALL_FAILED);
+}
+
+/* Forks the program with a guardian between it and us. Returns as fork does.
+ *
+ * The guardian borrows our memory until it executes its own file, while we are stopped (vfork). In between it forks the
+ * program, which is thus a fork of the warm interpreter as any other: one copy of page tables for two processes. */
+static pid_t fork_guarded(const struct setup *setup, const struct request *request, struct call *call, int index)
+{
+	sigset_t awaited, before;
+
+	sigemptyset(&awaited);
+	sigaddset(&awaited, SIGCHLD);
+	sigaddset(&awaited, SIGTERM);
+	guarded.program = -1;
+	guarded.forkserver = getpid();
+	pid_t guardian = vfork();
+	if (guardian == 0) {
+		sigprocmask(SIG_BLOCK, &awaited, &before);
+		guarded.guardian = getpid();
+		if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 &&
+		    (request->uid != KEEP_UID || restrict_signals(&setup->files) == 0))
+			guarded.program = fork();
+		if (guarded.program == 0) {
+			sigprocmask(SIG_SETMASK, &before, NULL);
+			return 0;
+		}
+		if (guarded.program < 0) {
+			guarded.error = errno;
+			_exit(CALL_FAILED);
+		}
+		execute_guardian(setup, request, index);
+	}
+	if (guardian < 0)
+		return -1;
+	if (guarded.program < 0) {
+		waitpid(guardian, NULL, 0);
+		errno = guarded.error;
+		return -1;
+	}
+	call->init = guardian;
+	return guarded.program;
+}
+
 static int watch(int fd, uint64_t tag)
 {
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = tag};
@@ -369,9 +505,12 @@ static void unwatch(int *fd)
 #define TAG_CONTROL 0
 #define TAG_INDEX(tag) ((int)((tag) - 2) / 2)
 
+static int end_signal = SIGKILL; /* to a guardian SIGTERM */
+
+/* Our child, and not waited for yet, so its pid is its own. */
 static void end_init(struct call *call)
 {
-	syscall(SYS_pidfd_send_signal, call->init_fd, SIGKILL, NULL, 0);
+	kill(call->init, end_signal);
 }
 
 static void forget(struct call *call)
@@ -385,9 +524,16 @@ static void read_faults(void)
 {
 	struct fault fault;
 
-	while (read(fault_read, &fault, sizeof fault) == sizeof fault)
-		if (fault.index < MAX_CALLS && calls[fault.index].used)
+	while (read(fault_read, &fault, sizeof fault) == sizeof fault) {
+		if (fault.index >= MAX_CALLS || !calls[fault.index].used)
+			continue;
+		if (fault.where[0]) {
 			calls[fault.index].fault = fault;
+		} else {
+			calls[fault.index].is_told = 1;
+			calls[fault.index].wait_status = (int)fault.error;
+		}
+	}
 }
 
 /* A step of ours failed: take down what stands, and say so. */
@@ -496,7 +642,16 @@ static const char *before_fork(const struct setup *setup, const struct request *
 
 static const char *after_fork(const struct setup *setup, const struct request *request, struct call *call, int index)
 {
+	struct reply started = {.kind = STARTED, .call = call->number, .wait_status = call->init};
+
 	STEP("fork", call->program);
+	if (is_guarded(setup)) {
+		STEP("handle on guardian", call->init_fd = (int)syscall(SYS_pidfd_open, call->init, 0));
+		STEP("watch guardian", watch(call->init_fd, TAG_INIT(index)));
+		if (request->tell_pids)
+			send_reply(setup->control, &started);
+		return NULL;
+	}
 	STEP("handle on program", call->program_fd = (int)syscall(SYS_pidfd_open, call->program, 0));
 	STEP("watch program", watch(call->program_fd, TAG_PROGRAM(index)));
 	if (request->tell_pids) {
@@ -528,22 +683,23 @@ static int start_call(const struct setup *setup, const struct request *request, 
 		return 0;
 	}
 	struct call *call = &calls[index];
-	*call = (struct call){.used = 1, .number = request->call, .program_fd = -1, .init_fd = -1, .started_us = now_us()};
+	*call = (struct call){.used = 1, .number = request->call, .uid = request->uid, .program_fd = -1, .init_fd = -1,
+			      .started_us = now_us()};
 
 	if (index >= n_calls)
 		n_calls = index + 1;
 	INJECT(request->call, IN_FORKSERVER);
-	const char *failed = before_fork(setup, request, call, index);
+	const char *failed = is_guarded(setup) ? NULL : before_fork(setup, request, call, index);
 	if (!failed) {
 		PyOS_BeforeFork();
-		call->program = fork();
+		call->program = is_guarded(setup) ? fork_guarded(setup, request, call, index) : fork();
 		if (call->program == 0) {
 			run_child(setup, request, fds, n_fds, index);
 			return IN_CHILD;
 		}
 		int error = errno;
 		PyOS_AfterFork_Parent();
-		if (FAILS(setns(own_pid_ns, CLONE_NEWPID)))
+		if (!is_guarded(setup) && FAILS(setns(own_pid_ns, CLONE_NEWPID)))
 			_exit(CALL_FAILED); /* every later child would be born into the wrong namespace */
 		errno = error;
 		failed = after_fork(setup, request, call, index);
@@ -561,6 +717,26 @@ static void kill_call(uint64_t number)
 			calls[index].killed = 1;
 			end_init(&calls[index]);
 		}
+}
+
+/* Somebody on the host has killed a guardian, and what its program started is now our child or a child's. Ends that, by its
+ * uid; where all have one, the calls of the whole jail, which is what we may signal. Then every call, and us. */
+static void end_jail(struct call *lost)
+{
+	lost->used = 0;
+	if (lost->uid == KEEP_UID) {
+		kill(-1, SIGKILL);
+	} else if (fork() == 0) {
+		if (syscall(SYS_setresuid, lost->uid + 1, lost->uid, lost->uid + 1) == 0)
+			kill(-1, SIGKILL);
+		_exit(0);
+	}
+	for (int index = 0; index < n_calls; index++)
+		if (calls[index].used)
+			end_init(&calls[index]);
+	while (waitpid(-1, NULL, __WALL) > 0)
+		;
+	_exit(CALL_FAILED);
 }
 
 /* Whether a process that we have not killed is about to be gone. Its own kind cannot kill an init; the host can. */
@@ -614,6 +790,11 @@ static void init_ended(int control, struct call *call)
 	if (wait4(call->init, &status, __WALL, &usage) < 0) {
 		abandon(control, call, "wait for init");
 		return;
+	}
+	if (end_signal == SIGTERM) {
+		read_faults(); /* written before the end that we have just seen */
+		if (!call->is_told)
+			end_jail(call);
 	}
 	struct call ended = *call;
 	forget(call); /* first, so that nothing of the call is left when the worker hears of its end */
@@ -677,6 +858,20 @@ int fork_filter(const struct sock_fprog *filter)
 	return 0;
 }
 
+/* Level `process`: bounds the forkserver itself, before it imports anything: its files, and as root its capabilities, to
+ * what it needs for a program's user (SETUID, SETGID), for its bounding set (SETPCAP) and for its end (KILL). Nothing may
+ * stay in the bounding set beyond these: an exec that gains one costs a process its parent-death signal. */
+int fork_confine(const struct setup *setup)
+{
+	uint32_t kept = 1U << CAP_SETUID | 1U << CAP_SETGID | 1U << CAP_SETPCAP | 1U << CAP_KILL;
+
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ||
+	    (geteuid() == 0 && (drop_capabilities(kept) < 0 || set_capabilities(kept) < 0)) ||
+	    restrict_files(&setup->files, setup->files.scratch, setup->files.proc) < 0)
+		return -errno;
+	return 0;
+}
+
 /* Makes huge pages of the warm heap, once. A fork then copies one entry for 2 MiB instead of 512, and a write in the
  * child still copies just 4 KiB: with sympy loaded a call costs a third less. Before Linux 6.1, or where the kernel finds
  * no room, the pages stay as they are. */
@@ -716,6 +911,10 @@ int fork_serve(const struct setup *setup)
 	if (own_pid_ns < 0 || epoll < 0 || pipe2(pipe_fds, O_CLOEXEC) < 0 ||
 	    collapse_heap() < 0 || fcntl(pipe_fds[0], F_SETFL, O_NONBLOCK) < 0 || watch(setup->control, TAG_CONTROL) < 0)
 		return -errno;
+	if (is_guarded(setup)) {
+		end_signal = SIGTERM;
+		prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* for `end_jail` */
+	}
 	fault_read = pipe_fds[0];
 	fault_write = pipe_fds[1]; /* blocks when full: a child that cannot tell its fault must not exit */
 	send_reply(setup->control, &ready);

@@ -1,10 +1,11 @@
 """The forkserver: a warm interpreter inside the jail that forks one child per call.
 
-Theory of operation. nsjail starts this file as PID 1 of the jail with the control socket as descriptor 3. One JSON
-message from the worker says what to load; everything else is loaded, used once and frozen here, before the first
-fork, so that a program finds it warm. Then `fork_serve` (fork.c, where the protocol is written down) takes over and
-no Python runs here any more, until the worker has gone. In each child `fork_serve` returns, behind all walls, and
-`run_program` goes on with what descriptor 3 holds now: the call's code and files.
+Theory of operation. nsjail starts this file as PID 1 of the jail with the control socket as descriptor 3; at level
+`process` the worker does, and `confine` puts this process behind walls before it imports anything. One JSON message
+from the worker says what to load; everything else is loaded, used once and frozen here, before the first fork, so that
+a program finds it warm. Then `fork_serve` (fork.c, where the protocol is written down) takes over and no Python runs
+here any more, until the worker has gone. In each child `fork_serve` returns, behind all walls, and `run_program` goes
+on with what descriptor 3 holds now: the call's code and files.
 
 Rules for this file:
 1. Standard library only: it runs under the runtime's interpreter, which has none of our packages.
@@ -33,13 +34,18 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import types
+from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
+from typing import Any
 
 CONTROL = 3  # in the forkserver
 PAYLOAD = 3  # in the child
-MAIN = "/tmp/main.py"
+#: The runtime's folder; empty where it is our root as well.
+ROOT = os.path.dirname(os.path.dirname(__file__)).rstrip("/")
+MAIN = "/tmp/main.py"  # at level `process`, in the folder that the call was given
 STREAMS = (sys.stdout, sys.stderr)  # whatever a program puts in their place
 IN_CHILD = 1
 FUTURE_FLAGS = functools.reduce(
@@ -49,8 +55,8 @@ FUTURE_FLAGS = functools.reduce(
 ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
-    "PATH": "/python/bin:/usr/bin:/bin",
-    "PYTHONPATH": "/python/site",
+    "PATH": f"{ROOT}/python/bin:/usr/bin:/bin",
+    "PYTHONPATH": f"{ROOT}/python/site",
     "PYTHONUTF8": "1",
     # One BLAS thread: a thread pool in the forkserver would make fork unsafe, and calls share the cores anyway.
     "OMP_NUM_THREADS": "1",
@@ -80,6 +86,18 @@ class _Filter(ctypes.Structure):
         return cls(len(program) // 8, program)
 
 
+class _Files(ctypes.Structure):
+    """struct files of landlock.h."""
+
+    _fields_ = [
+        ("abi", ctypes.c_int),
+        ("scratch", ctypes.c_int),
+        ("proc", ctypes.c_int),
+        ("readable", ctypes.c_int * 16),
+        ("devices", ctypes.c_int * 8),
+    ]
+
+
 class _Setup(ctypes.Structure):
     """struct setup of fork.c."""
 
@@ -88,6 +106,8 @@ class _Setup(ctypes.Structure):
         ("init_exe", ctypes.c_int),
         ("user_namespaces", ctypes.c_int),
         ("loopback", ctypes.c_int),
+        ("guardian_exe", ctypes.c_int),
+        ("files", _Files),
         ("program_filter", _Filter),
     ]
 
@@ -98,13 +118,23 @@ def main() -> None:
     config = json.loads(control.recv(1 << 20))
     control.detach()
 
-    heap = ctypes.PyDLL("/jail/libheap.so")
+    heap = ctypes.PyDLL(f"{ROOT}/jail/libheap.so")
     if heap.keep_together():
         raise MemoryError
+    # A PyDLL keeps the interpreter lock, which the fork protocol of CPython wants.
+    fork = ctypes.PyDLL(f"{ROOT}/jail/libfork.so")
+    setup = _Setup(
+        control=CONTROL,
+        init_exe=os.open(f"{ROOT}/jail/init", os.O_PATH | os.O_CLOEXEC),
+        user_namespaces=config["user_namespaces"],
+        loopback=config["loopback"],
+        program_filter=_Filter.of(bytes.fromhex(config["program_filter"])),
+    )
     os.environ.clear()
     os.environ.update(ENVIRONMENT)
-    sys.path[0] = "/tmp"  # where a script's own folder stands; until now ours
-    sys.argv = [MAIN]
+    if config["files"]:
+        confine(fork, setup, config["files"])
+    settle(config["files"]["scratch"] if config["files"] else "/tmp")
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)  # what was printed before a kill is there
     warm_up(config["modules"], config["warm_up"])
@@ -112,15 +142,6 @@ def main() -> None:
 
     for limit, value in LIMITS.items():
         resource.setrlimit(limit, (value, value))
-    # A PyDLL keeps the interpreter lock, which the fork protocol of CPython wants.
-    fork = ctypes.PyDLL("/jail/libfork.so")
-    setup = _Setup(
-        CONTROL,
-        os.open("/jail/init", os.O_PATH | os.O_CLOEXEC),
-        config["user_namespaces"],
-        config["loopback"],
-        _Filter.of(bytes.fromhex(config["program_filter"])),
-    )
     failed = fork.fork_filter(ctypes.byref(_Filter.of(bytes.fromhex(config["forkserver_filter"]))))
     if failed:
         raise OSError(-failed, os.strerror(-failed))
@@ -138,6 +159,37 @@ def main() -> None:
     if outcome < 0:
         raise OSError(-outcome, os.strerror(-outcome))
     os._exit(0)  # the worker has gone, and nobody needs what a tidy end would tidy
+
+
+def confine(fork: ctypes.PyDLL, setup: _Setup, files: dict[str, Any]) -> None:
+    """Level `process`: open nothing but these files from here on, and keep no privilege but those a call takes."""
+
+    def handles(names: list[str]) -> Iterator[int]:
+        for name in names:
+            yield os.open(name, os.O_PATH | os.O_CLOEXEC)
+        yield -1
+
+    os.chdir(files["scratch"])
+    os.environ["TMPDIR"] = files["scratch"]
+    os.environ["LD_LIBRARY_PATH"] = f"{ROOT}/python/lib"  # for a program's own interpreters
+    setup.guardian_exe = os.open(f"{ROOT}/jail/guardian", os.O_PATH | os.O_CLOEXEC)
+    setup.files.abi = files["abi"]
+    setup.files.scratch, setup.files.proc, _ = handles([files["scratch"], "/proc"])
+    for places, names in ((setup.files.readable, files["readable"]), (setup.files.devices, files["devices"])):
+        for place, handle in enumerate(handles(names)):
+            places[place] = handle
+    failed = fork.fork_confine(ctypes.byref(setup))
+    if failed:
+        raise OSError(-failed, os.strerror(-failed))
+
+
+def settle(folder: str) -> None:
+    """Have a folder for a script's own: at the head of the path, and where its files go."""
+    global MAIN  # noqa: PLW0603 - a process has one
+    MAIN = f"{folder}/main.py"
+    sys.path[0] = folder
+    sys.argv = [MAIN]
+    os.environ["HOME"] = folder
 
 
 def warm_up(modules: list[str], source: str) -> None:
@@ -171,6 +223,9 @@ def run_program() -> None:
     status = 1
     try:
         gc.enable()
+        if (folder := os.getcwd()) != sys.path[0]:
+            settle(folder)
+            os.environ["TMPDIR"] = tempfile.tempdir = folder
         fresh_randomness()
         main_module = sys.modules["__main__"] = fresh_main()
         status, was_interrupted = conclude(attempt(main_module.__dict__))

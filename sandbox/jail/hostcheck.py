@@ -1,6 +1,6 @@
 """What this host offers and lacks for the jail, in plain words, each lack with its remedy.
 
-`check_host` looks, tries and changes nothing. A check of level `namespaces` must hold, or that level is not
+`check_host` looks, tries and changes nothing. A check of the level that is set must hold, or that level is not
 given and a worker refuses to start. A check of level `advice` makes the walls better, and the service works
 without it. The order is that of dependence: the first lack is most often the reason for those below it.
 
@@ -16,13 +16,13 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandbox.errors import ConfigError
 from sandbox.jail import runtime
 from sandbox.jail.cgroups import Place, find_place
-from sandbox.jail.host import find_nsjail
+from sandbox.jail.host import find_nsjail, landlock_abi, process_lack
 from sandbox.jail.interpreter import choose_interpreter, is_preferred
 from sandbox.jail.policy import MAX_SLOTS, WORKERS_APART
 from sandbox.jail.trial import MOUNT_STEPS
@@ -30,6 +30,7 @@ from sandbox.settings import JailSettings, Level
 
 NAMESPACES = "namespaces"
 ADVICE = "advice"
+ORDINARY = "an ordinary user: all programs run as that one user of the host"
 
 #: 5.3 brought clone3 and pidfds that can be waited for, 5.9 close_range; 5.10 is the next with long support.
 OLDEST_KERNEL = (5, 10)
@@ -55,19 +56,28 @@ def lacking(checks: list[Check], level: Level) -> list[str]:
 def check_host(settings: JailSettings, root: Path = Path("/")) -> list[Check]:
     """All checks, in the order in which they depend on each other. Takes about 0.2 s."""
     uname = os.uname()
+    is_root = os.geteuid() == 0
     place = cgroup_place(root / "proc")
-    return [
+    if settings.level == "process":
+        seccomp, *_ = walls(try_walls())
+        bounds = [
+            slot_ids(root / "proc", settings) if is_root else _check("users", True, ORDINARY),
+            seccomp,
+            process_walls(process_lack(settings.runtime / "root", is_root=is_root)),
+        ]
+    else:
+        bounds = [users(root / "proc", settings, is_root=is_root), *walls(try_walls()), nsjail()]
+    checks = [
         kernel(uname.release),
         architecture(uname.machine),
-        users(root / "proc", settings, is_root=os.geteuid() == 0),
-        *walls(try_walls()),
-        nsjail(),
+        *bounds,
         cgroups(place),
         swap(root / "proc", place),
         compiler(settings.runtime),
         built_runtime(settings.runtime),
         interpreter(_version_for_programs(settings.runtime)),
     ]
+    return [check if check.level == ADVICE else replace(check, level=settings.level) for check in checks]
 
 
 def kernel(release: str) -> Check:
@@ -97,13 +107,24 @@ def users(proc: Path, settings: JailSettings, *, is_root: bool) -> Check:
         if _read(proc / "sys/kernel/apparmor_restrict_unprivileged_userns") == "1":
             remedy = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or run the worker as root"
             return _check("users", False, "AppArmor keeps user namespaces from ordinary users", remedy)
-        return _check("users", True, "an ordinary user: all programs run as that one user of the host")
+        return _check("users", True, ORDINARY)
+    return slot_ids(proc, settings)
+
+
+def slot_ids(proc: Path, settings: JailSettings) -> Check:
+    """Root has a user for each slot."""
     first, last = settings.first_uid, settings.first_uid + WORKERS_APART * (MAX_SLOTS + 1) - 1
     for name in ("uid_map", "gid_map"):
         if not _covers(_read(proc / "self" / name), first, last):
             remedy = "give this container more ids, or set SANDBOX_JAIL__FIRST_UID to a range that it has"
             return _check("users", False, f"root, but {name} has not the ids {first} to {last}", remedy)
     return _check("users", True, f"root: each slot is a user of its own, from {first} on")
+
+
+def process_walls(lack: tuple[str, str] | None) -> Check:
+    """Level `process`: Landlock bounds files, and programs cannot signal anybody else."""
+    found, remedy = lack or (f"Landlock's version {landlock_abi()} bounds files", "")
+    return _check("landlock", lack is None, found, remedy)
 
 
 def _covers(id_map: str | None, first: int, last: int) -> bool:
@@ -137,7 +158,8 @@ def walls(answers: dict[str, str]) -> list[Check]:
             not others,
             _list(others) or "user, mount, ipc, uts, net, cgroup and pid namespaces work",
             "in a container: --security-opt seccomp=unconfined --security-opt apparmor=unconfined, or "
-            "privileged; on a host: raise /proc/sys/user/max_*_namespaces",
+            "privileged; on a host: raise /proc/sys/user/max_*_namespaces; where none can be had, the weaker "
+            "SANDBOX_JAIL__LEVEL=process",
         ),
         _check(
             "mounts",

@@ -8,35 +8,9 @@
  * forkserver's wait return only when nothing of the call is left.
  */
 
-enum { SIGCHLD = 17, SIG_BLOCK = 0, WNOHANG = 1 };
+#include "bare.h"
 
-#if defined(__x86_64__)
-enum { SYS_rt_sigprocmask = 14, SYS_wait4 = 61, SYS_rt_sigtimedwait = 128 };
-static long system_call(long number, long a, long b, long c, long d)
-{
-	long result;
-	register long r10 __asm__("r10") = d;
-	__asm__ volatile("syscall"
-			 : "=a"(result)
-			 : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10)
-			 : "rcx", "r11", "memory");
-	return result;
-}
-#elif defined(__aarch64__)
-enum { SYS_rt_sigprocmask = 135, SYS_rt_sigtimedwait = 137, SYS_wait4 = 260 };
-static long system_call(long number, long a, long b, long c, long d)
-{
-	register long x8 __asm__("x8") = number;
-	register long x0 __asm__("x0") = a;
-	register long x1 __asm__("x1") = b;
-	register long x2 __asm__("x2") = c;
-	register long x3 __asm__("x3") = d;
-	__asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
-	return x0;
-}
-#else
-#error "the jail knows x86-64 and aarch64"
-#endif
+enum { WNOHANG = 1 };
 
 void _start(void);
 void _start(void)

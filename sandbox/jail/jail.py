@@ -1,4 +1,4 @@
-"""One warm jail: nsjail around a forkserver, and the calls that run in it.
+"""One warm jail: nsjail around a forkserver (at level `process` the forkserver alone), and the calls that run in it.
 
 Theory of operation. `Jail.start` spawns nsjail with one end of a socket pair as the forkserver's control socket and
 waits until it serves. `Jail.run` sends one request and the call's descriptors, reads both output pipes while the
@@ -39,9 +39,10 @@ from sandbox.calls import MIB, Base64File, CallStatus, Network, ToolCall, ToolRe
 from sandbox.errors import JailError
 from sandbox.jail.cgroups import GroupUsage
 from sandbox.jail.host import Host, Slot
-from sandbox.jail.policy import nsjail_argv
+from sandbox.jail.policy import DEVICES, SYSTEM, nsjail_argv, plain_command
 from sandbox.jail.preload import Preload
-from sandbox.jail.watched import Watched, anonymous_bytes
+from sandbox.jail.scratch import Scratch
+from sandbox.jail.watched import Watched, anonymous_bytes, tasks_of
 
 log = logging.getLogger("sandbox.jail")
 
@@ -53,6 +54,9 @@ END_S = 2.0  # a jail that does not end by itself by then is killed
 WATCH_S = 0.1  # how often a running call's group is looked at; most calls end before the first time
 OPEN_FILES = 256
 FILE_BYTES = 64 * MIB
+OTHERS_TO_COME = (
+    256  # tasks of our own user that may start while an ordinary user's jail at level `process` serves
+)
 THREAD_STACK_BYTES = 8 * MIB  # counted as data from the start, though hardly any of it is ever used
 # After so many calls, or so long, a jail is replaced: a fresh address layout and hash seed, and no leak grows old.
 WORN_CALLS = 5000
@@ -158,21 +162,27 @@ class Jail:
         self._idle.set()
         self._outbox: deque[_Message] = deque()
         self._warm_bytes = 0
+        self._others = 0  # tasks that the kernel counts together with a call's
         self._control: socket.socket
         self._pid: int
         self._pidfd: int | None
         self._forkserver_fd: int | None = None
         self._worn_timer: asyncio.TimerHandle | None = None
         self._messages: int  # where nsjail and the forkserver complain
+        self._is_silent = False
         self._spawn()
 
     @classmethod
     async def start(cls, host: Host, preload: Preload, network: Network = "none") -> Jail:
         """Start a jail and wait until it serves. Raises JailError with what nsjail or the forkserver said."""
+        if host.level == "process" and network != "none":
+            raise JailError("a call's own network takes a net namespace, which the level process has not")
         try:
             jail = cls(host, preload, network)
         except OSError as exc:
-            raise JailError(f"nsjail cannot be started: {exc}") from exc
+            raise JailError(
+                f"{'nsjail' if host.nsjail else 'the forkserver'} cannot be started: {exc}"
+            ) from exc
         try:
             async with asyncio.timeout(START_S):
                 await asyncio.shield(jail._ready)
@@ -199,13 +209,11 @@ class Jail:
             theirs.callback(os.close, their_messages)
             control.setblocking(False)
             os.set_blocking(messages, False)
-            argv = nsjail_argv(
-                self.host.nsjail, self.host.root, self.host.identity, self.host.level, self.network
-            )
+            argv, environment = self._command()
             pid = os.posix_spawn(
                 argv[0],
                 argv,
-                {},
+                environment,
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, empty, 0),
                     (os.POSIX_SPAWN_DUP2, their_messages, 1),
@@ -232,6 +240,7 @@ class Jail:
             "warm_up": self.preload.warm_up,
             "user_namespaces": self.host.level == "strict",
             "loopback": self.network == "loopback",
+            "files": self._files(),
             "forkserver_filter": forkserver_filter.hex(),
             "program_filter": program_filter.hex(),
         }
@@ -239,6 +248,24 @@ class Jail:
         self._loop.add_reader(self._messages, self._on_message)
         self._loop.add_reader(pidfd, self._on_exit)
         self._send(json.dumps(config).encode())
+
+    def _command(self) -> tuple[list[str], dict[str, str]]:
+        host = self.host
+        if host.nsjail is None:
+            return plain_command(host.root)
+        return nsjail_argv(host.nsjail, host.root, host.identity, host.level, self.network), {}
+
+    def _files(self) -> dict[str, Any] | None:
+        """What the forkserver and its programs may open, where they see the host's files."""
+        if self.host.scratch is None:
+            return None
+        readable = [str(self.host.root), *filter(os.path.exists, SYSTEM)]
+        return {
+            "abi": self.host.landlock_abi,
+            "scratch": str(self.host.scratch),
+            "readable": readable,
+            "devices": DEVICES,
+        }
 
     # ---- a call ----
 
@@ -254,6 +281,9 @@ class Jail:
             if self.is_broken:  # what runs in the slot ends with the jail, and the slot is free only then
                 await _finished(self._gone)
             raise
+        finally:
+            if slot.scratch is not None and not slot.scratch.is_gone():
+                await _removed(slot.scratch)
 
     async def _run(self, call: ToolCall, slot: Slot) -> ToolResult:
         if self.is_broken:
@@ -293,6 +323,9 @@ class Jail:
             payload = sealed("payload", pack_payload(call))
             theirs.callback(os.close, payload)
             fds = array.array("i", [stdin, their_out, their_err, payload, *slot.group.enter_fds])
+            if slot.scratch is not None:
+                fds.append(slot.scratch.begin())
+                theirs.callback(os.close, fds[-1])
             limit = call.limits.output_bytes
             run = _Run(
                 next(self._numbers),
@@ -315,8 +348,6 @@ class Jail:
 
     def _request(self, number: int, call: ToolCall, slot: Slot) -> bytes:
         limits = call.limits
-        # One uid for all: the kernel counts the processes of every slot, and of the forkserver, together.
-        shared = 0 if slot.uid is not None else 3 * self.host.slots + 1
         return _REQUEST.pack(
             _RUN,
             number,
@@ -325,12 +356,16 @@ class Jail:
             + 1,  # behind our own watch, which counts all processes and is exact to WATCH_S
             FILE_BYTES,
             OPEN_FILES,
-            limits.processes + shared,
+            self.most_processes(limits.processes, slot),
             0 if slot.group.enter_fds else 2 * limits.memory_bytes + limits.processes * THREAD_STACK_BYTES,
             self.host.scratch_bytes,
             self.host.scratch_inodes,
             slot.group.needs_pids,
         )
+
+    def most_processes(self, limit: int, slot: Slot) -> int:
+        """RLIMIT_NPROC of a call: with one uid for all, the kernel counts those of every slot, and ours, together."""
+        return limit if slot.uid is not None else limit + 3 * self.host.slots + 1 + self._others
 
     def _on_output(self, run: _Run, output: _Output) -> None:
         try:
@@ -437,7 +472,7 @@ class Jail:
             return  # forgotten: the jail broke under it
         if kind == _STARTED:
             if isinstance(run.slot.group, Watched):
-                run.slot.group.watch(_sender(ancillary), self._warm_bytes)
+                run.slot.group.watch(wait_status or _sender(ancillary), self._warm_bytes)
         elif not run.ended.done():
             text = where.partition(b"\0")[0].decode("ascii", "replace")
             run.ended.set_result(_Reply(kind, wait_status, cpu_us, wall_us, error, text))
@@ -452,6 +487,8 @@ class Jail:
         self._loop.add_reader(self._forkserver_fd, self._on_forkserver_exit)
         if self.host.place.kind == "none":
             self._warm_bytes = anonymous_bytes(forkserver)
+        if self.host.level == "process" and self.host.identity.first_slot is None:
+            self._others = tasks_of(self.host.identity.uid) + OTHERS_TO_COME
         # Jails that started together should not all be replaced at the same time.
         self._worn_timer = self._loop.call_later(WORN_S * random.uniform(0.8, 1.2), self.worn.set)
         self._ready.set_result(None)
@@ -464,6 +501,8 @@ class Jail:
             return
         if not text:
             self._loop.remove_reader(self._messages)
+            self._is_silent = True
+            self._end_if_gone()
             return
         log.warning(
             "jail says", extra={"preload": self.preload.name, "text": text.decode("utf-8", "replace").strip()}
@@ -487,9 +526,12 @@ class Jail:
         self._end_if_gone()
 
     def _end_if_gone(self) -> None:
-        """The forkserver ends first, unless somebody killed nsjail."""
+        """The forkserver ends first, unless somebody killed nsjail; at level `process`, the guardians end last.
+
+        Forkserver and guardians hold the pipe for messages, and no program does.
+        """
         self._break()
-        if self._pidfd is None and self._forkserver_fd is None:
+        if self._pidfd is None and self._forkserver_fd is None and self._is_silent:
             self._gone.set_result(None)
 
     # ---- the end ----
@@ -521,7 +563,8 @@ class Jail:
     def _kill(self) -> None:
         for pidfd in (self._forkserver_fd, self._pidfd):
             if pidfd is not None:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended, and we are about to be told
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     async def retire(self) -> None:
         """Close when the last call has ended; start no further one."""
@@ -534,9 +577,7 @@ class Jail:
         try:
             await _finished(self._gone)
         finally:
-            if self._ready.exception() is not None:
-                self._on_message()  # why it did not start
-            self._loop.remove_reader(self._messages)
+            self._ready.exception()  # seen: whoever started us was told
             os.close(self._messages)
 
 
@@ -553,6 +594,14 @@ def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
     """The process that a message names, by our own numbers."""
     pid, _uid, _gid = struct.unpack("=iII", ancillary[0][2])
     return int(pid)
+
+
+async def _removed(scratch: Scratch) -> None:
+    """Remove a scratch folder, in a thread: a program may have made a million files. Raises JailError."""
+    removal = asyncio.ensure_future(asyncio.to_thread(scratch.remove))
+    await _finished(removal)
+    if (failure := removal.exception()) is not None:
+        raise JailError(f"the scratch folder of a call cannot be removed: {failure}") from failure
 
 
 async def _finished(future: asyncio.Future[Any]) -> None:

@@ -1,5 +1,7 @@
 """The outer wall: the command line of nsjail, once for each forkserver. A pure function; a test shows the whole line.
 
+At level `process` there is no nsjail: the forkserver is started as it is, and bounds itself to what stands at the end.
+
 What nsjail closes by default and we leave closed: every namespace (user, mount, pid, net, ipc, uts, cgroup) is new, the
 network has not even a loopback device, the root is read-only, all capabilities but those named below are gone from
 the bounding set, the environment is empty. What stands below with a reason is opened.
@@ -20,6 +22,26 @@ MAX_SLOTS = 4095
 
 #: Each worker takes one of so many disjoint ranges of host uids, by its pid.
 WORKERS_APART = 1024
+
+
+_ENVIRONMENT = {
+    "PYTHONPATH": "/python/site",
+    "PYTHONUTF8": "1",
+    "LANG": "C.UTF-8",
+    # A pool of BLAS threads in the forkserver would make forking unsafe.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+#: What a program at level `process` reads and executes of the host, beside the runtime: programs, libraries, and what
+#: the loader and libc read. /usr/local is not among them: an image may have its own applications there. What a host has
+#: not is left out.
+SYSTEM = (
+    *("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/usr/share"),
+    *("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache", "/etc/localtime"),
+)
+#: And what it reads and writes, beside its scratch folder.
+DEVICES = ("/dev/null", "/dev/full", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +89,17 @@ def nsjail_argv(
         argv += ["--proc_rw", "--cap", "CAP_SETFCAP"]
     if network == "loopback":
         argv += ["--cap", "CAP_NET_ADMIN"]  # to raise the loopback device in each call's net namespace
-    argv += [
-        "--env", "PYTHONPATH=/python/site", "--env", "PYTHONUTF8=1", "--env", "LANG=C.UTF-8",
-        # A pool of BLAS threads in the forkserver would make forking unsafe.
-        "--env", "OPENBLAS_NUM_THREADS=1", "--env", "OMP_NUM_THREADS=1",
-        "--", "/python/bin/python3", "-s", "-B", "/jail/forkserver.py",
-    ]  # fmt: skip
-    return argv
+    for name, value in _ENVIRONMENT.items():
+        argv += ["--env", f"{name}={value}"]
+    return [*argv, "--", "/python/bin/python3", "-s", "-B", "/jail/forkserver.py"]
+
+
+def plain_command(root: Path) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of a forkserver at level `process`, which sees the runtime where it lies."""
+    environment = {
+        **_ENVIRONMENT,
+        "PYTHONPATH": f"{root}/python/site",
+        # The interpreter's own library; those of the system are the host's, as is the loader.
+        "LD_LIBRARY_PATH": f"{root}/python/lib",
+    }
+    return [f"{root}/python/bin/python3", "-s", "-B", f"{root}/jail/forkserver.py"], environment

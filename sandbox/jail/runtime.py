@@ -44,19 +44,18 @@ LAYOUT = 1
 
 _HERE = Path(__file__).parent
 PACKAGES = _HERE / "packages.txt"
+#: No libc, no start files, no stack protector (it lives in libc), and no padding: one page, quick to exec.
+_BARE = [
+    *("-Os", "-static", "-nostdlib", "-ffreestanding", "-fno-stack-protector"),
+    *("-fno-asynchronous-unwind-tables", "-s", "-Wl,--build-id=none,-z,noseparate-code"),
+]
 #: What each file of /jail is made of: the C compiler's flags, or None for a plain copy.
 _JAIL_FILES: dict[str, tuple[str, list[str] | None]] = {
     "forkserver.py": ("forkserver.py", None),
     "libfork.so": ("fork.c", ["-O2", "-fPIC", "-shared"]),
     "libheap.so": ("heap.c", ["-O2", "-fPIC", "-shared"]),
-    # No libc, no start files, no stack protector (it lives in libc), and no padding: one page, quick to exec.
-    "init": (
-        "init.c",
-        [
-            *("-Os", "-static", "-nostdlib", "-ffreestanding", "-fno-stack-protector"),
-            *("-fno-asynchronous-unwind-tables", "-s", "-Wl,--build-id=none,-z,noseparate-code"),
-        ],
-    ),
+    "init": ("init.c", _BARE),
+    "guardian": ("guardian.c", _BARE),
 }
 #: Read by CPython at its start; they would mix our environment into the interpreter that pip installs for.
 _PYTHONS_OWN = {"PYTHONPATH", "PYTHONHOME"}

@@ -19,6 +19,8 @@ from sandbox.calls import Network
 from sandbox.errors import ConfigError
 
 Stage = Literal["all", "program"]
+#: Where a rule stands: in a stage, or in the program's stage where programs share the worker's user with the host.
+Place = Literal["all", "program", "shared"]
 
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
@@ -44,7 +46,7 @@ class Test:
 class Rule:
     """One denied call on one machine, if all tests hold."""
 
-    stage: Stage
+    place: Place
     network: Network | None  # None: whatever the network
     answer: int
     number: int
@@ -65,7 +67,7 @@ _TEST = re.compile(
     rf"arg([0-5]) (==|!=|&) ({_NUMBER_TEXT})|arg([0-5]) (not in) \{{({_NUMBER_TEXT}(?:, {_NUMBER_TEXT})*)\}}"
 )
 _RULE = re.compile(
-    r"(?P<stage>all|program)(?:/(?P<network>none|loopback))?\s+(?P<answer>[A-Z]+)\s+(?P<x86_64>\d+|-)\s+(?P<aarch64>\d+|-)"
+    r"(?P<place>all|program|shared)(?:/(?P<network>none|loopback))?\s+(?P<answer>[A-Z]+)\s+(?P<x86_64>\d+|-)\s+(?P<aarch64>\d+|-)"
     r"\s+(?P<name>\w+)(?:\s+(?P<tests>arg.+))?"
 )
 
@@ -90,10 +92,10 @@ def parse(text: str, machine: str) -> Policy:
 
 
 def _rule(match: re.Match[str], machine: str, line: int) -> Rule:
-    stage: Stage = "all" if match["stage"] == "all" else "program"
+    place: Place = match["place"]  # type: ignore[assignment] # the pattern admits just these
     network: Network | None = match["network"]  # type: ignore[assignment] # the pattern admits just these
     tests = tuple(_test(text, line) for text in (match["tests"] or "").split(" and ") if text)
-    return Rule(stage, network, _ANSWERS[match["answer"]], int(match[machine]), match["name"], tests)
+    return Rule(place, network, _ANSWERS[match["answer"]], int(match[machine]), match["name"], tests)
 
 
 def _test(text: str, line: int) -> Test:
@@ -134,7 +136,9 @@ def _jump_unless(test: Test, distance: int) -> list[bytes]:
             return [load, *reversed(jumps)]
 
 
-def compile_filter(policy: Policy, stage: Stage, network: Network, machine: str) -> bytes:
+def compile_filter(
+    policy: Policy, stage: Stage, network: Network, machine: str, *, is_shared: bool = False
+) -> bytes:
     """One stage as an array of `struct sock_filter`."""
     program = [
         _instruction(_LOAD, _ARCHITECTURE),
@@ -145,20 +149,27 @@ def compile_filter(policy: Policy, stage: Stage, network: Network, machine: str)
         _instruction(_IF_AT_LEAST, policy.newest + 1, 0, 1),
         _instruction(_RETURN, _ERRNO | errno.ENOSYS),
     ]
-    mine = [rule for rule in policy.rules if rule.stage == stage and rule.network in {None, network}]
+    places = {stage, "shared"} if is_shared and stage == "program" else {stage}
+    mine = [rule for rule in policy.rules if rule.place in places and rule.network in {None, network}]
     for rule in sorted(mine, key=lambda rule: not rule.tests):  # the kernel caches plain answers, not these
         program += _deny(rule)
     program.append(_instruction(_RETURN, _ALLOW))
     return b"".join(program)
 
 
-def filters(network: Network = "none", machine: str | None = None) -> tuple[bytes, bytes]:
-    """The shipped policy for this machine: the forkserver's stage, and the program's on top of it."""
+def filters(
+    network: Network = "none", machine: str | None = None, *, is_shared: bool = False
+) -> tuple[bytes, bytes]:
+    """The shipped policy for this machine: the forkserver's stage, and the program's on top of it.
+
+    `is_shared`: programs run as a user who owns more of the host than their scratch folder.
+    """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         raise ConfigError(f"the jail knows {' and '.join(_ARCHITECTURES)}, and this machine is {machine}")
     text = resources.files("sandbox.jail").joinpath("policy.seccomp").read_text(encoding="utf-8")
     policy = parse(text, machine)
-    return compile_filter(policy, "all", network, machine), compile_filter(
-        policy, "program", network, machine
+    return (
+        compile_filter(policy, "all", network, machine),
+        compile_filter(policy, "program", network, machine, is_shared=is_shared),
     )

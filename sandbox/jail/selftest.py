@@ -58,7 +58,6 @@ WALLS = (
 
 _PROGRAM = """
 import ctypes, errno, os, socket
-status = dict(line.split(":\\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
 libc = ctypes.CDLL(None, use_errno=True)
 
 def refused(action):
@@ -68,6 +67,13 @@ def refused(action):
         return True
     return False
 
+def listed(action):
+    \"\"\"What it lists; nothing where that is refused.\"\"\"
+    try:
+        return list(action())
+    except OSError:
+        return []
+
 def denied(number, *arguments):
     ctypes.set_errno(0)
     return libc.syscall(number, *arguments) == -1 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS)
@@ -76,7 +82,7 @@ def children():
     \"\"\"How many can be had, one after the other and all at once.\"\"\"
     reader, writer = os.pipe()
     started = []
-    while len(started) < 2 * PROCESSES:
+    while len(started) <= MOST_PROCESSES:
         try:
             pid = os.fork()
         except OSError:
@@ -92,29 +98,34 @@ def children():
     return len(started)
 
 namespaces = {name: os.readlink("/proc/self/ns/" + name) for name in HOST_NAMESPACES}
-user_map = open("/proc/self/uid_map").read().split()
-numbers = {name: int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
+user_map = " ".join(listed(lambda: open("/proc/self/uid_map"))).split()
+# Not from /proc/self/status, which is not there for all: capget, then the bounding and the ambient set, bit by bit.
+sets = (ctypes.c_uint32 * 6)(*[1] * 6)
+libc.capget((ctypes.c_uint32 * 2)(0x20080522, 0), sets)
+numbers = [*sets] + [libc.prctl(23, n, 0, 0, 0) == 1 for n in range(64) if HAS_BOUNDING_SET]
+numbers += [libc.prctl(47, 1, n, 0, 0) == 1 for n in range(64)]
 keyctl, io_uring_setup, bpf, perf_event_open, userfaultfd, unshare = NUMBERS
 scratch, shared = os.statvfs("."), os.statvfs("/dev/shm")
 held = {
     "own user": os.getresuid() == (UID,) * 3 and (os.getgroups() == [] or not DROPS_GROUPS),
     "own user namespace": user_map == [str(UID), str(UID), "1"] and namespaces["user"] != HOST_NAMESPACES["user"],
-    "no capabilities": not any(numbers.values()),
-    "no new privileges": status["NoNewPrivs"].strip() == "1",
+    "no capabilities": not any(numbers),
+    "no new privileges": libc.prctl(39, 0, 0, 0, 0) == 1,
     "not dumpable": libc.prctl(3) == 0,
-    "system call filter": status["Seccomp"].strip() == "2" and libc.personality(0xFFFFFFFF) == -1,
+    "system call filter": libc.prctl(21) == 2 and libc.personality(0xFFFFFFFF) == -1,
     "kernel channels": denied(keyctl, 0, -3, 0) and denied(io_uring_setup, 1, None) and denied(bpf, 0, None, 0)
         and denied(perf_event_open, None, 0, -1, -1, 0) and denied(userfaultfd, 0) and denied(unshare, 0x10000000),
     "no network": all(refused(lambda: socket.socket(*kind)) for kind in ((1, 1), (2, 1), (10, 2), (16, 3), (40, 1))),
     "own namespaces": all(namespaces[name] != HOST_NAMESPACES[name] for name in namespaces),
-    "own processes only": os.getpid() == 2 and {p for p in os.listdir("/proc") if p.isdigit()} <= {"1", "2"},
+    "own processes only": os.getpid() == 2
+        and {p for p in listed(lambda: os.listdir("/proc")) if p.isdigit()} <= {"1", "2"},
     "files of the host": refused(lambda: open(HOST_FILE)) and refused(lambda: os.listdir("/root"))
         and refused(lambda: open("/etc/shadow")),
     "read-only root": all(refused(lambda: open(folder + "/probe", "w")) for folder in READ_ONLY),
     "bounded scratch": scratch.f_blocks * scratch.f_frsize == SIZE and scratch.f_files == INODES
         and os.listdir(".") == ["main.py"] and shared.f_files < 1000,
     "no descriptors": all(refused(lambda: os.fstat(fd)) for fd in range(3, 1024)),
-    "bounded processes": children() < PROCESSES,
+    "bounded processes": children() < MOST_PROCESSES,
 }
 for wall, holds in held.items():
     if holds:
@@ -159,15 +170,17 @@ def _header(jail: Jail, slot: Slot) -> str:
     host = jail.host
     names = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
     facts = {
-        "UID": slot.uid if slot.uid is not None else 0,
+        "UID": slot.uid if slot.uid is not None else host.identity.uid if host.level == "process" else 0,
         # An ordinary user may not change its groups, nor let another do it; no file in the jail belongs to one of them.
         "DROPS_GROUPS": host.identity.first_slot is not None,
+        # Nor, without a user namespace, empty its bounding set, which no exec can give it anything of.
+        "HAS_BOUNDING_SET": host.identity.first_slot is not None or host.level != "process",
         "SIZE": host.scratch_bytes,
         "INODES": host.scratch_inodes,
-        "PROCESSES": _PROCESSES,
+        "MOST_PROCESSES": jail.most_processes(_PROCESSES, slot),
         "HOST_NAMESPACES": {name: str(Path(f"/proc/self/ns/{name}").readlink()) for name in names},
         "HOST_FILE": str(Path(__file__).resolve()),
-        "READ_ONLY": ("", "/etc", "/usr", "/dev", "/proc", "/python"),
+        "READ_ONLY": ("", "/etc", "/usr", "/dev", "/proc", "/python", str(host.root)),
         "NUMBERS": _NUMBERS[platform.machine()],
     }
     return "".join(f"{name} = {value!r}\n" for name, value in facts.items())

@@ -511,9 +511,9 @@ static void try_bad_requests(void)
 		expect_failed(10 + n_fds, "bad request", EINVAL);
 	}
 	struct request request = request_for(RUN, 20);
-	expect_output(send_run(&request, 'e', MAX_FDS, (int[]){group, group, group, closed_group}), "");
+	expect_output(send_run(&request, 'e', FIRST_CGROUP + 4, (int[]){group, group, group, closed_group}), "");
 	expect_failed(20, "enter cgroup", EBADF);
-	expect_output(send_run(&request, 'e', MAX_FDS, (int[]){group, group, group, group}), "err:e");
+	expect_output(send_run(&request, 'e', FIRST_CGROUP + 4, (int[]){group, group, group, group}), "err:e");
 	expect_ended(20, 'e');
 	request.uid = (uint64_t)1 << 40;
 	expect_output(send_run(&request, 'e', FIRST_CGROUP, NULL), "");

@@ -40,11 +40,24 @@ class TestThisHost:
             assert check.found
             assert bool(check.remedy) is not check.ok, check
 
+    def test_the_level_process(self, tmp_path: Path) -> None:
+        """It needs neither nsjail nor namespaces, and Landlock."""
+        checks = hostcheck.check_host(JailSettings(runtime=tmp_path, level="process"))
+        assert {check.level for check in checks} == {"process", ADVICE}
+        assert "landlock" in {check.name for check in checks}
+        assert not {"nsjail", "namespaces", "mounts"} & {check.name for check in checks}
+        assert all(bool(check.remedy) is not check.ok for check in checks)
+
     def test_a_missing_runtime_is_a_lack(self, tmp_path: Path) -> None:
         """Where nothing was built, the command that builds it is the remedy."""
         checks = {check.name: check for check in hostcheck.check_host(JailSettings(runtime=tmp_path))}
         assert not checks["runtime"].ok
         assert checks["runtime"].remedy == "sandbox runtime build"
+
+    def test_what_the_level_process_lacks(self) -> None:
+        """A lack is shown as it is, with its remedy."""
+        check = hostcheck.process_walls(("the kernel has no Landlock", "boot another"))
+        assert (check.ok, check.found, check.remedy) == (False, "the kernel has no Landlock", "boot another")
 
     def test_the_bundled_nsjail_starts(self) -> None:
         """The binary that comes with our dependencies runs on this host."""

@@ -37,6 +37,10 @@ NAMESPACES = int(re.findall(r"NAMESPACE_POOL = (\d+)", SOURCE)[0])
 LEAVING = "leave pid namespace"
 NONE = Place("none", {}, "a test")
 ONLY_STRICT = {"user namespace", "user mapping"}
+ONLY_PROCESS = {
+    *("Landlock", "scratch folder", "enter scratch folder", "guardian"),
+    *("handle on guardian", "watch guardian"),
+}
 ONLY_WATCHED = {"RLIMIT_DATA", "tell init", "tell program"}
 ONLY_GROUPS = {"enter cgroup"}
 ONLY_ROOT = {"setgroups", "setresgid", "setresuid"}
@@ -74,7 +78,8 @@ def absent(box: Box) -> set[str]:
     """The steps that a jail like this one does not have."""
     watched = box.host.place.kind == "none"
     return (
-        (set() if box.host.level == "strict" else ONLY_STRICT)
+        ONLY_PROCESS
+        | (set() if box.host.level == "strict" else ONLY_STRICT)
         | (ONLY_GROUPS if watched else ONLY_WATCHED)
         | (ONLY_ROOT if box.host.identity.first_slot is None else set())
     )
