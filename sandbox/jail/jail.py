@@ -47,9 +47,10 @@ from sandbox.jail.watched import Watched, anonymous_bytes, tasks_of
 log = logging.getLogger("sandbox.jail")
 
 START_S = 60.0  # a forkserver with everything loaded needs about 3 s on a busy core
-# A killed call that is not gone by then takes the jail with it. Hundreds of processes with tens of thousands of
-# mappings each, which is what 2 GiB hold, take the kernel 3 s, and more where there is other work.
+# A killed call that is not gone by then takes the jail with it, unless it still uses CPU time: hundreds of processes
+# with tens of thousands of mappings each, which is what 2 GiB hold, take the kernel 3 s, and more beside others.
 KILL_S = 15.0
+KILL_TIMES = 8  # it must end after so many times of these all the same
 END_S = 2.0  # a jail that does not end by itself by then is killed
 WATCH_S = 0.1  # how often a running call's group is looked at; most calls end before the first time
 OPEN_FILES = 256
@@ -399,7 +400,20 @@ class Jail:
             return
         run.is_killed = True
         self._send(_REQUEST.pack(_KILL, run.number, *[0] * 9))
-        run.timers.append(self._loop.call_later(KILL_S, self._break))
+        self._wait_for_end(run, -math.inf, KILL_TIMES)
+
+    def _wait_for_end(self, run: _Run, seen_s: float, times: int) -> None:
+        """Break the jail if a killed call stands still. To take down what it made is work, and counts as the call's."""
+        try:
+            used_s = run.slot.group.end().cpu_s
+        except OSError:
+            log.exception("a killed call cannot be watched")
+            self._break()
+            return
+        if used_s > seen_s and times:
+            run.timers.append(self._loop.call_later(KILL_S, self._wait_for_end, run, used_s, times - 1))
+        else:
+            self._break()
 
     def _send(
         self, content: bytes, fds: array.array[int] | None = None, owner: contextlib.ExitStack | None = None

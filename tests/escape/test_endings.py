@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sandbox.calls import ToolResult
+from sandbox.calls import MIB, ToolResult
+from sandbox.jail import jail as jail_module
 from tests.sandbox.jail.box import Box, program
 
 from .probe import probe
@@ -81,3 +82,28 @@ def test_every_signal(box: Box) -> None:
         found |= zip(group, results, strict=True)
     assert {number: result.status for number, result in found.items()} == kind
     assert all(result.signal == n for n, result in found.items() if result.status == "signaled")
+
+
+def test_an_end_that_takes_the_kernel_long(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed call whose end is much work for the kernel does not take the calls beside it with it."""
+    if not box.slots.free[0].group.enter_fds:
+        pytest.skip("this host gives no cgroup, which would count the work")
+    monkeypatch.setattr(jail_module, "KILL_S", 0.4)
+    monkeypatch.setattr(jail_module, "KILL_TIMES", 1000)
+    code = """
+import signal
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+for n in range(60_000):
+    _libc.mmap(None, 4096, 1 if n % 2 else 3, 0x22, -1, 0)
+try:
+    while True:
+        if not os.fork():
+            signal.pause()
+except OSError:
+    signal.pause()
+"""
+    slow = program(probe(code), wall_s=2, cpu_s=60, memory_bytes=512 * MIB, processes=32)
+    ended, beside = box.run_together([slow, program("import time\ntime.sleep(3)\nprint('well')")])
+    assert ended.status in {"timeout", "memory_limit"}
+    assert (beside.status, beside.stdout) == ("ok", "well\n")
