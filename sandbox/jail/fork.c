@@ -739,23 +739,16 @@ static void end_jail(struct call *lost)
 	_exit(CALL_FAILED);
 }
 
-/* Whether a process that we have not killed is about to be gone. Its own kind cannot kill an init; the host can. */
-static int is_exiting(pid_t pid)
+/* An init ends by our signal only. If it ended by somebody else's, of the host, then the program was killed for it and has
+ * no verdict. To enter its namespace tells: the kernel refuses that from before it kills what is in there. The end of the
+ * init would not tell, for it waits until we have reaped the program. */
+static int init_is_dead(const struct call *call)
 {
-	enum { EXITING = 4 }; /* PF_EXITING of the kernel */
-	char path[32], line[512];
-	unsigned flags = EXITING;
-
-	snprintf(path, sizeof path, "/proc/%d/stat", pid);
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t length = fd < 0 ? 0 : read(fd, line, sizeof line - 1);
-	if (fd >= 0)
-		close(fd);
-	line[length > 0 ? length : 0] = 0;
-	char *after_name = strrchr(line, ')');
-	if (after_name)
-		sscanf(after_name, ") %*c %*d %*d %*d %*d %*d %u", &flags);
-	return (flags & EXITING) != 0;
+	if (setns(call->init_fd, CLONE_NEWPID) < 0)
+		return 1;
+	if (setns(own_pid_ns, CLONE_NEWPID) < 0)
+		_exit(CALL_FAILED); /* every later child would be born into the wrong namespace */
+	return 0;
 }
 
 /* The main program has ended, so the call has: whatever else it started is killed. */
@@ -770,7 +763,7 @@ static void program_ended(int control, struct call *call, int index)
 	call->cpu_us = cpu_us_of(&usage);
 	read_faults(); /* written before the exit that we have just seen */
 	if (WIFSIGNALED(call->wait_status) && WTERMSIG(call->wait_status) == SIGKILL && !call->killed &&
-	    is_exiting(call->init)) {
+	    init_is_dead(call)) {
 		call->fault.error = ESRCH;
 		snprintf(call->fault.where, sizeof call->fault.where, "keep init");
 	}
