@@ -111,13 +111,15 @@ import ctypes, struct
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
 with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", buffering=0) as memory:
     spans = [line.split() for line in maps]
-    after = [n for n, fields in enumerate(spans) if fields[-1] == "/jail/libfork.so"][-1]
-    records = b""
-    for fields in spans[after : after + 2]:  # its data, and what follows without a file
-        if "w" in fields[1] and "heap" not in fields[-1]:
-            low, high = (int(end, 16) for end in fields[0].split("-"))
-            memory.seek(low)
-            records += memory.read(high - low)
+    low = min(int(fields[0].split("-")[0], 16) for fields in spans if fields[-1] == "/jail/libfork.so")
+    with open("/jail/libfork.so", "rb") as library:  # its last segment is its data, as far as it is no code
+        header = library.read(64)
+        offset, size, count = struct.unpack("=Q14xHH", header[32:58])
+        library.seek(offset)
+        segments = [struct.unpack_from("=IIQQQQQ", library.read(size)) for _ in range(count)]
+    start, length = max((address, length) for kind, _, _, address, _, _, length in segments if kind == 1)
+    memory.seek(low + start)
+    records = memory.read(length)
     low, high = (int(end, 16) for fields in spans if fields[-1] == "[stack]" for end in fields[0].split("-"))
     memory.seek(low)
     stack = memory.read(high - low)
