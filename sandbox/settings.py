@@ -164,9 +164,14 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
             _check_name(section, name, f"the variable {variable}")
             values.setdefault(section, {})[name] = value
     try:
-        return Settings.model_validate(values)
+        settings = Settings.model_validate(values)
     except ValidationError as exc:
         raise ConfigError(f"setting {first_error(exc)}") from exc
+    if settings.jail.level == "process" and settings.ceilings.network != "none":
+        raise ConfigError(
+            "ceilings.network is loopback, which takes net namespaces, and jail.level process has none: change either"
+        )
+    return settings
 
 
 def _from_file(path: str | None) -> dict[str, dict[str, Any]]:

@@ -108,3 +108,11 @@ def test_defaults_of_a_call_never_exceed_the_ceilings() -> None:
     assert CeilingSettings().defaults() == Limits()
     low = CeilingSettings(wall_s=1.0, memory_bytes=32 * 1024 * 1024, processes=1)
     assert low.defaults() == Limits(wall_s=1.0, memory_bytes=32 * 1024 * 1024, processes=1)
+
+
+def test_a_network_that_the_level_cannot_give() -> None:
+    """What no worker at this level could give stops the start, not each call."""
+    process = {"SANDBOX_JAIL__LEVEL": "process"}
+    assert load_settings(process).jail.level == "process"
+    with pytest.raises(ConfigError, match=r"ceilings\.network is loopback, .* jail\.level process has none"):
+        load_settings(process | {"SANDBOX_CEILINGS__NETWORK": "loopback"})

@@ -40,7 +40,7 @@ from .test_watched import PROGRAMS as LIMITED
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to show hosts with other users"),
     pytest.mark.skipif(
-        host.landlock_abi() < host.SCOPE_ABI, reason="this kernel's Landlock is older than Linux 6.12"
+        host.landlock_abi() < 2, reason="this kernel has no Landlock that can move files (Linux 5.19)"
     ),
 ]
 
@@ -388,6 +388,8 @@ def run_on(kind: str) -> dict[str, Any]:
 @pytest.fixture(scope="module", params=HOSTS)
 def told(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What each host reported."""
+    if request.param == "ordinary" and host.landlock_abi() < host.SCOPE_ABI:
+        pytest.skip("this kernel's Landlock does not bound signals (Linux 6.12)")
     return {"host": request.param, **run_on(request.param)}
 
 
