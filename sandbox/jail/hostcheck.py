@@ -73,6 +73,7 @@ def check_host(settings: JailSettings, root: Path = Path("/")) -> list[Check]:
         *bounds,
         cgroups(place),
         swap(root / "proc", place),
+        core_dumps(root / "proc"),
         compiler(settings.runtime),
         built_runtime(settings.runtime),
         interpreter(_version_for_programs(settings.runtime)),
@@ -212,10 +213,19 @@ def swap(proc: Path, place: Place) -> Check:
     areas = (_read(proc / "swaps") or "").splitlines()[1:]
     if not areas:
         return _check("swap", True, "none", level=ADVICE)
-    if place.kind == "v2":
+    if place.kind != "none":
         return _check("swap", True, "there is some; calls may not use it", level=ADVICE)
     found = f"{len(areas)} in use: a call can move memory there, past its limit"
-    return _check("swap", False, found, "swapoff -a, or a host with cgroup v2", level=ADVICE)
+    return _check("swap", False, found, "swapoff -a, or a host that gives cgroups", level=ADVICE)
+
+
+def core_dumps(proc: Path) -> Check:
+    """A crash starts no program of the host's."""
+    pattern = _read(proc / "sys/kernel/core_pattern") or ""
+    if not pattern.startswith("|"):
+        return _check("core dumps", True, "a crash of a call starts nothing", level=ADVICE)
+    found = f"a call that crashes can start {pattern[1:].split()[0]}, outside of its limits"
+    return _check("core dumps", False, found, "sysctl kernel.core_pattern=core", level=ADVICE)
 
 
 def compiler(path: Path) -> Check:

@@ -207,14 +207,21 @@ class TestResources:
         assert "stand in" in check.found
 
     def test_swap(self, tmp_path: Path) -> None:
-        """Swap spoils memory limits except under v2, where calls are kept from it."""
+        """Swap spoils memory limits where there are no cgroups, which keep calls from it."""
         header = "Filename Type Size Used Priority\n"
         without = proc(tmp_path / "a", swaps=header)
         swapping = proc(tmp_path / "b", swaps=header + "/dev/sda2 partition 1048572 0 -2\n")
         assert hostcheck.swap(without, V1).ok
-        assert not hostcheck.swap(swapping, V1).ok
+        assert hostcheck.swap(swapping, V1).ok
         assert not hostcheck.swap(swapping, NONE).ok
         assert hostcheck.swap(swapping, V2).ok
+
+    def test_core_dumps(self, tmp_path: Path) -> None:
+        """A helper for crashes is named; a file name starts nothing, and dumps are limited to nothing."""
+        piped = hostcheck.core_dumps(proc(tmp_path / "a", sys__kernel__core_pattern="|/usr/share/apport %p"))
+        assert not piped.ok
+        assert "/usr/share/apport" in piped.found
+        assert hostcheck.core_dumps(proc(tmp_path / "b", sys__kernel__core_pattern="core")).ok
 
     def test_no_compiler(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without a compiler and without a runtime, a compiler is what to install first."""
