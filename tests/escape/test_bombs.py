@@ -22,7 +22,7 @@ BOMBS = {
     "folded string": ("exec('x = ((\"a\" * 4000) * 4000) * 4000')", "memory_limit error timeout"),
     "power": ("x = 7 ** 7 ** 12", "timeout memory_limit error"),
     "factorial": ("import math\nmath.factorial(10 ** 8)", "timeout memory_limit"),
-    "digits": ("import sys\nsys.set_int_max_str_digits(0)\nstr(1 << 30_000_000)", "timeout memory_limit"),
+    "digits": ("import sys\nsys.set_int_max_str_digits(0)\nstr(1 << 300_000_000)", "timeout memory_limit"),
     "shift": ("1 << (1 << 40)", "error memory_limit"),
     "format": ("f'{1:{10 ** 11}}'", "error memory_limit"),
     "list": ("[0] * 10 ** 11", "error memory_limit"),
