@@ -85,7 +85,10 @@ def prepare(settings: JailSettings, slots: int) -> Host:
     if is_root:
         # Workers differ, so that programs of one are no relatives of another's; equal ones would still be apart by
         # their pid, mount and user namespaces.
-        first = settings.first_uid + (os.getpid() % WORKERS_APART) * (MAX_SLOTS + 1)
+        # At level `process` they must differ, also from those in other containers, where pids are the same: the kernel
+        # counts processes by uid. There a lock makes sure within what workers share (scratch.py).
+        one = secrets.randbelow(WORKERS_APART) if settings.level == "process" else os.getpid() % WORKERS_APART
+        first = settings.first_uid + one * (MAX_SLOTS + 1)
         identity = Identity(first, first, first + 1)
     else:
         identity = Identity(os.geteuid(), os.getegid(), None)

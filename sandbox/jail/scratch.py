@@ -72,7 +72,7 @@ class ScratchFolders:
             self._lock = _make(path)
         except BlockingIOError as exc:
             raise ConfigError(
-                f"another worker has {path} and its range of uids: set SANDBOX_JAIL__FIRST_UID to another"
+                f"another worker has {path} and its range of uids: start again, or set SANDBOX_JAIL__FIRST_UID"
             ) from exc
         except OSError as exc:
             raise ConfigError(

@@ -196,12 +196,16 @@ def run_all(box: Box, folder: Path) -> dict[str, Any]:
             box, name, code, **{"memory_bytes": 128 * MIB, "wall_s": 20, **limits}
         )
     results["shaped"] = dump(box, "shaped", TELL + SHAPED, stdin=told, wall_s=20)
+    neighbour = (
+        "while not os.path.isdir('../1'): pass\n"
+        "print(refused(lambda: os.listdir('../1')), refused(lambda: open('../1/main.py')), refused(lambda: open('../1/new', 'w')))\n"
+    )
     results["together"] = [
         result.model_dump(mode="json")
         for result in box.run_together(
             [
                 ToolCall(code="import time\ntime.sleep(1)\nprint('alive')", limits=Limits(wall_s=20)),
-                ToolCall(code=TELL + WALLS["signals"][0], stdin=told, limits=Limits(wall_s=20)),
+                ToolCall(code=TELL + neighbour + WALLS["signals"][0], stdin=told, limits=Limits(wall_s=20)),
             ]
         )
     ]
@@ -437,10 +441,10 @@ def test_what_the_worker_owns(told: dict[str, Any]) -> None:
 
 
 def test_calls_at_the_same_time(told: dict[str, Any]) -> None:
-    """A neighbour is neither seen by signals nor ended by them."""
+    """A neighbour is neither seen by signals nor ended by them, and its scratch folder is closed."""
     sleeper, killer = told["results"]["together"]
     assert (sleeper["status"], sleeper["stdout"]) == ("ok", "alive\n")
-    assert (killer["status"], killer["stdout"]) == ("ok", WALLS["signals"][1])
+    assert (killer["status"], killer["stdout"]) == ("ok", "True True True\n" + WALLS["signals"][1])
 
 
 @pytest.mark.parametrize("who", KILLED)
