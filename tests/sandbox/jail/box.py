@@ -107,6 +107,8 @@ class Box:
     def forkserver_pid(self) -> int:
         """The host's number of the forkserver, the child of nsjail."""
         nsjail = self.jail._pid
+        if self.host.nsjail is None:  # at level `process` we have started it ourselves
+            return nsjail
         return int(Path(f"/proc/{nsjail}/task/{nsjail}/children").read_text(encoding="ascii"))
 
     def close(self) -> None:

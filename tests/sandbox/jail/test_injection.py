@@ -41,6 +41,11 @@ ONLY_PROCESS = {
     *("Landlock", "scratch folder", "enter scratch folder", "guardian"),
     *("handle on guardian", "watch guardian"),
 }
+ONLY_NAMESPACES = {
+    *("namespaces", "mount /tmp", "mount /dev/shm", "mount /proc", "chdir", "net namespace"),
+    *("start init", "enter pid namespace", LEAVING),
+    *("handle on program", "watch program", "tell init", "tell program"),
+}
 ONLY_WATCHED = {"RLIMIT_DATA", "tell init", "tell program"}
 ONLY_GROUPS = {"enter cgroup"}
 ONLY_ROOT = {"setgroups", "setresgid", "setresuid"}
@@ -78,7 +83,7 @@ def absent(box: Box) -> set[str]:
     """The steps that a jail like this one does not have."""
     watched = box.host.place.kind == "none"
     return (
-        ONLY_PROCESS
+        (ONLY_NAMESPACES if box.host.level == "process" else ONLY_PROCESS)
         | (set() if box.host.level == "strict" else ONLY_STRICT)
         | (ONLY_GROUPS if watched else ONLY_WATCHED)
         | (ONLY_ROOT if box.host.identity.first_slot is None else set())
@@ -135,16 +140,20 @@ def failed_at(place: int, box: Box) -> Iterator[str]:
 
 @pytest.mark.parametrize("place", ["groups", "watched"])
 @pytest.mark.parametrize("network", ["none", "loopback"])
-@pytest.mark.parametrize("level", ["namespaces", "strict"])
+@pytest.mark.parametrize("level", ["process", "namespaces", "strict"])
 def test_every_step_fails_well(settings: JailSettings, level: str, network: Network, place: str) -> None:
     """The call is a fault that names the step, nothing is left of it, and the next call in the slot is well."""
     if place == "groups" and find_place().kind == "none":
         pytest.skip("no cgroup can be written here")
+    if level == "process":
+        if network != "none":
+            pytest.skip("this level has no network to give")
+        if lack := host.process_lack(settings.runtime / "root", is_root=os.geteuid() == 0):
+            pytest.skip(f"not at this level: {lack[0]}")
     box = Box(
-        settings=settings,
+        settings=settings.model_copy(update={"level": level}),
         slots=1,
         network=network,
-        level=level,
         **({"place": NONE} if place == "watched" else {}),
     )
     try:
@@ -159,7 +168,9 @@ def test_every_step_fails_well(settings: JailSettings, level: str, network: Netw
 
 def test_every_step_of_the_source_is_known() -> None:
     """No step is left out above because of a name that the source does not have any more."""
-    assert set(steps()) > ONLY_STRICT | ONLY_WATCHED | ONLY_GROUPS | ONLY_ROOT
+    assert set(steps()) > (
+        ONLY_STRICT | ONLY_PROCESS | ONLY_NAMESPACES | ONLY_WATCHED | ONLY_GROUPS | ONLY_ROOT
+    )
 
 
 def test_faults_beside_honest_calls(settings: JailSettings) -> None:
