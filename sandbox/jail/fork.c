@@ -822,7 +822,9 @@ static int read_request(const struct setup *setup)
 	if (size == 0)
 		return WORKER_GONE;
 	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+	while (header && !(header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS))
+		header = CMSG_NXTHDR(&message, header);
+	if (header) {
 		n_fds = (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
 		memcpy(fds, CMSG_DATA(header), (size_t)n_fds * sizeof(int));
 	}
