@@ -54,8 +54,7 @@ static int failing_epoll_ctl(int epoll_fd, int operation, int fd, struct epoll_e
 }
 
 #ifdef FOR_VALGRIND
-/* Valgrind knows these two system calls from its version 3.21 on only. A handle on a program comes with its fork instead,
- * and the pid to signal is read from the handle. */
+/* Older versions of valgrind do not know pidfd_open: a handle on a program comes with its fork instead. */
 static int forked_fd = -1;
 
 static void drop_handle(void)
@@ -69,20 +68,6 @@ static pid_t fork_with_handle(void)
 {
 	drop_handle(); /* where a fault kept it from being asked for */
 	return (pid_t)syscall(SYS_clone, CLONE_PIDFD | SIGCHLD, NULL, &forked_fd, NULL, 0);
-}
-
-static int signal_handle(int fd, int number)
-{
-	char path[64], line[256];
-	int pid = 0;
-
-	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
-	FILE *about = fopen(path, "re");
-	while (about && fgets(line, sizeof line, about))
-		sscanf(line, "Pid: %d", &pid);
-	if (about)
-		fclose(about);
-	return pid > 0 ? kill(pid, number) : -1;
 }
 
 static int take_handle(void)
@@ -103,8 +88,6 @@ static long known_syscall(long number, ...)
 	va_end(all);
 	if (number == SYS_pidfd_open)
 		return take_handle();
-	if (number == SYS_pidfd_send_signal)
-		return signal_handle((int)given[0], (int)given[1]);
 	return syscall(number, given[0], given[1], given[2], given[3], given[4]);
 }
 
