@@ -107,7 +107,11 @@ WALLS = {
         "[]\n",
     ),
     "signals": (
-        ("import signal\npids = told['pids'] + [1, os.getppid()]\n"
+        ("import fcntl, signal\npids = told['pids'] + [1, os.getppid()]\n"
+        "for pid in pids:  # a pipe whose owner they are, and that kills by its news\n"
+        "    read_end, write_end = os.pipe()\n"
+        "    fcntl.fcntl(read_end, 10, 9); refused(lambda: fcntl.fcntl(read_end, fcntl.F_SETOWN, pid))\n"
+        "    fcntl.fcntl(read_end, fcntl.F_SETFL, os.O_ASYNC); os.write(write_end, b'x')\n"
         "near = [pid for pid in range(max(2, os.getpid() - 2000), os.getpid() + 2000) if not refused(lambda: os.kill(pid, 0))]\n"
         "print([pid for pid in pids if not refused(lambda: os.kill(pid, 9))], near == [os.getpid()])\n"
         "try: os.kill(-1, 9)\nexcept OSError: pass"),
