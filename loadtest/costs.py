@@ -59,7 +59,7 @@ _LAYERS = {
     "net namespace": "net namespace of the place",
     "start init": "init in a new pid namespace",
     "enter pid namespace": "fork, and a watch on its end",
-    "enter cgroup": "entering the cgroups",
+    "enter cgroup": "the cgroups (from here its end counts, too)",
     "user namespace": "user namespace",
     "namespaces": "mount and ipc namespace",
     "stdin": "stdin, stdout, stderr, close_range",
@@ -114,6 +114,8 @@ def main(
 
 
 async def _measure(console: Console, settings: JailSettings, calls: int) -> None:
+    if settings.level == "process":
+        raise ConfigError("costs are measured beside nsjail, which the level process does without")
     host = prepare(settings, slots=1)
     if host.place.kind == "none":
         raise ConfigError(f"this host gives no cgroup, whose counters are needed: {host.place.reason}")
