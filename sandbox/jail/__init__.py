@@ -2,8 +2,10 @@
 
 host.py      what the host offers, settled once        policy.py, policy.seccomp   the walls, to read
 jail.py      one warm jail and the calls in it         cgroups.py, watched.py      bounds and counts of a slot
+streams.py   what goes into a program and out          scratch.py                  its folder at level `process`
 preload.py   what is warm, and who wants it            runtime.py, rootfs.py       the file system that programs see
-fork.c, forkserver.py, init.c                          what runs inside
+selftest.py  every wall, tried at the start            hostcheck.py, trial.py      what the doctor looks at
+fork.c, init.c, guardian.c, heap.c, forkserver.py      what runs inside
 """
 
 from sandbox.jail.host import Host, Slot, Slots, prepare

@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import array
 import asyncio
-import codecs
 import contextlib
 import errno
-import fcntl
 import itertools
 import json
 import logging
@@ -35,13 +33,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox.calls import MIB, Base64File, CallStatus, Network, ToolCall, ToolResult, Usage
+from sandbox.calls import MIB, CallStatus, Network, ToolCall, ToolResult, Usage
 from sandbox.errors import JailError
 from sandbox.jail.cgroups import GroupUsage
 from sandbox.jail.host import Host, Slot
 from sandbox.jail.policy import DEVICES, SYSTEM, nsjail_argv, plain_command
 from sandbox.jail.preload import Preload
 from sandbox.jail.scratch import Scratch
+from sandbox.jail.streams import Output, output_pipe, pack_payload, sealed
 from sandbox.jail.watched import Watched, anonymous_bytes, tasks_of
 
 log = logging.getLogger("sandbox.jail")
@@ -71,47 +70,6 @@ _READY, _ENDED, _FAILED, _STARTED = 1, 2, 3, 4
 _KEEP_UID = 2**64 - 1
 
 
-class _Output:
-    """One of the program's two output pipes: keeps up to the limit, and tells when there was more."""
-
-    __slots__ = ("_limit", "exceeded", "fd", "kept")
-
-    def __init__(self, fd: int, limit: int) -> None:
-        self.fd: int | None = fd
-        self._limit = limit
-        self.kept = bytearray()
-        self.exceeded = False
-
-    def read(self) -> bool:
-        """Read what is there; False at the end of file, or when nothing more is wanted.
-
-        Raises BlockingIOError when nothing is there yet.
-        """
-        assert self.fd is not None
-        chunk = os.read(self.fd, 65536)
-        self.kept += chunk[: self._limit - len(self.kept) + 1]
-        if len(self.kept) > self._limit:
-            self.exceeded = True
-            del self.kept[self._limit :]
-        return bool(chunk) and not self.exceeded
-
-    def drain(self) -> None:
-        """Read what an ended program left in the pipe, without waiting, and close it."""
-        if self.fd is None:
-            return
-        with contextlib.suppress(BlockingIOError):
-            while not self.exceeded and self.read():
-                pass
-        os.close(self.fd)
-        self.fd = None
-
-    def text(self) -> str:
-        """UTF-8 with replacement; a character that the limit cut in two is left out."""
-        return codecs.getincrementaldecoder("utf-8")("replace").decode(
-            bytes(self.kept), final=not self.exceeded
-        )
-
-
 @dataclass(slots=True)
 class _Reply:
     kind: int
@@ -138,7 +96,7 @@ class _Run:
     number: int
     call: ToolCall
     slot: Slot
-    outputs: tuple[_Output, _Output]
+    outputs: tuple[Output, Output]
     ended: asyncio.Future[_Reply]
     decided: CallStatus | None = None
     is_killed: bool = False
@@ -332,7 +290,7 @@ class Jail:
                 next(self._numbers),
                 call,
                 slot,
-                (_Output(out, limit), _Output(err, limit)),
+                (Output(out, limit), Output(err, limit)),
                 self._loop.create_future(),
             )
             ours.pop_all()
@@ -368,7 +326,7 @@ class Jail:
         """RLIMIT_NPROC of a call: with one uid for all, the kernel counts those of every slot, and ours, together."""
         return limit if slot.uid is not None else limit + 3 * self.host.slots + 1 + self._others
 
-    def _on_output(self, run: _Run, output: _Output) -> None:
+    def _on_output(self, run: _Run, output: Output) -> None:
         try:
             if output.read():
                 return
@@ -629,40 +587,6 @@ async def _finished(future: asyncio.Future[Any]) -> None:
     future.exception()  # seen: a jail that broke has ended its calls as well
     if cancelled is not None:
         raise cancelled
-
-
-def output_pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
-    """A pipe to read a program's output from, and its other end."""
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    ours.callback(os.close, read_end)
-    theirs.callback(os.close, write_end)
-    os.set_blocking(read_end, False)
-    os.fchmod(write_end, 0o666)  # a pipe is its maker's, and programs, other users, open /dev/stdout
-    return read_end, write_end
-
-
-def pack_payload(call: ToolCall) -> bytes:
-    """Code and files in the form that `forkserver.read_payload` reads."""
-    code = call.code.encode()
-    parts = [struct.pack("=III", call.echo_last_value, len(code), len(call.files)), code]
-    for name, content in call.files.items():
-        raw = content.base64 if isinstance(content, Base64File) else content.encode()
-        parts += [struct.pack("=II", len(name.encode()), len(raw)), name.encode(), raw]
-    return b"".join(parts)
-
-
-def sealed(name: str, content: bytes) -> int:
-    """A descriptor to read the content from, which nobody can change any more."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(content)
-        os.lseek(fd, 0, os.SEEK_SET)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
 
 def verdict(run: _Run, reply: _Reply, usage: GroupUsage) -> ToolResult:
