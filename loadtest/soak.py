@@ -193,7 +193,9 @@ async def soak(
 ) -> bool:
     """Keep every slot busy for so long, print what came of it, and return whether all was as it must be."""
     networks = {program.call.network: program.call for program in programs}
-    await asyncio.gather(*(pool.run(call) for call in networks.values()))
+    await asyncio.gather(
+        *(pool.run(call) for call in networks.values()), return_exceptions=True
+    )  # the mix will tell
     await pool.renew()  # and with that, every kind of jail is there
     count = partial(count_held, pool.host.slots, pool.host.identity.first_slot)
     before = count()

@@ -8,15 +8,27 @@ import pytest
 
 from sandbox.settings import JailSettings
 from tests.sandbox.jail.box import Box
-from tests.sandbox.jail.conftest import box, data_box, numpy_box, sympy_box
+from tests.sandbox.jail.conftest import _standard, data_box, numpy_box, sympy_box, whole
 
-__all__ = ["_standard", "box", "data_box", "numpy_box", "sympy_box"]
+__all__ = ["_standard", "box", "data_box", "numpy_box", "standard_box", "sympy_box"]
 
 
 @pytest.fixture(scope="session", params=["namespaces", "strict"])
-def _standard(request: pytest.FixtureRequest) -> Iterator[Box]:
+def _at_level(request: pytest.FixtureRequest) -> Iterator[Box]:
     made = Box(settings=JailSettings(level=request.param))
     try:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def box(_at_level: Box) -> Iterator[Box]:
+    """The lightest jail, at one level after the other."""
+    yield from whole(_at_level)
+
+
+@pytest.fixture
+def standard_box(_standard: Box) -> Iterator[Box]:
+    """The lightest jail, at the level that is the default."""
+    yield from whole(_standard)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.sandbox.jail.box import Box, program
 
-BOXES = ["box", "numpy_box", "sympy_box", "data_box"]
+BOXES = ["standard_box", "numpy_box", "sympy_box", "data_box"]
 
 #: One line for each source that programs draw from without a seed.
 _DRAW = """
@@ -54,7 +54,7 @@ print("scipy-bootstrap", scipy.stats.uniform.rvs(size=2).tolist())
 """
 
 DRAWS = {
-    "box": _DRAW,
+    "standard_box": _DRAW,
     "numpy_box": _DRAW + _DRAW_NUMPY,
     "sympy_box": _DRAW + _DRAW_NUMPY + _DRAW_SYMPY,
     "data_box": _DRAW + _DRAW_NUMPY + _DRAW_SYMPY + _DRAW_DATA,
@@ -94,7 +94,7 @@ def test_every_generator(name: str, request: pytest.FixtureRequest) -> None:
     box: Box = request.getfixturevalue(name)
     one, two = (box.out(_STATES, wall_s=30, cpu_s=30, memory_bytes=1 << 30).splitlines() for _ in range(2))
     assert len(one) == len(two)
-    assert len(one) >= {"box": 1, "numpy_box": 3, "sympy_box": 6, "data_box": 6}[name]
+    assert len(one) >= {"standard_box": 1, "numpy_box": 3, "sympy_box": 6, "data_box": 6}[name]
     assert not set(one) & set(two)
 
 

@@ -17,6 +17,14 @@ def _box(preload: str) -> Iterator[Box]:
         box.close()
 
 
+def whole(box: Box) -> Iterator[Box]:
+    """Whatever a test ran in it, a jail is whole afterwards and serves the next call."""
+    yield box
+    if box.jail.is_broken:
+        box.renew()
+        pytest.fail("the test broke the jail")
+
+
 @pytest.fixture(scope="session")
 def _standard() -> Iterator[Box]:
     yield from _box("standard")
@@ -24,11 +32,8 @@ def _standard() -> Iterator[Box]:
 
 @pytest.fixture
 def box(_standard: Box) -> Iterator[Box]:
-    """The lightest jail. Whatever a test ran in it, it is whole afterwards and serves the next call."""
-    yield _standard
-    if _standard.jail.is_broken:
-        _standard.renew()
-        pytest.fail("the test broke the jail")
+    """The lightest jail."""
+    yield from whole(_standard)
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,7 @@ class TestVerdicts:
         [
             "x = []\nwhile True: x.append(bytearray(4 << 20))",
             "import mmap\nm = mmap.mmap(-1, 200 << 20)\nfor n in range(0, len(m), 4096): m[n] = 1",
-            "import os\nfor _ in range(8): os.fork()\nx = bytearray(40 << 20)\nimport time\ntime.sleep(60)",
+            "import os\nfor _ in range(4): os.fork()\nx = bytearray(40 << 20)\nimport time\ntime.sleep(60)",
             # The main process stays small and waits for the one that is killed.
             "import os\nif not os.fork():\n    x = []\n    while True: x.append(bytearray(4 << 20))\nos.wait()\nimport time\ntime.sleep(60)",
             (
