@@ -14,9 +14,10 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from sandbox.calls import MIB, Limits, Network, first_error
 from sandbox.errors import ConfigError
@@ -89,7 +90,7 @@ class WorkerSettings(_Section):
     slots: int = Field(
         default=0,
         ge=0,
-        le=4096,
+        le=4095,  # MAX_SLOTS of sandbox/jail/policy.py: a user for each
         description="Calls that one worker runs at a time. 0: four for each usable core.",
     )
     lease_s: float = Field(
@@ -109,6 +110,14 @@ class WorkerSettings(_Section):
         return self.lease_s + 10.0
 
 
+def _not_empty(place: Path | str) -> Path | str:
+    if place == "":
+        raise PydanticCustomError(
+            "empty_path", "is empty, which would mean the folder that we were started in"
+        )
+    return place
+
+
 class JailSettings(_Section):
     """The walls around a program."""
 
@@ -116,7 +125,7 @@ class JailSettings(_Section):
         default="namespaces",
         description="What must hold; a host that cannot give it stops the start. `process`: where there are none.",
     )
-    runtime: Path = Field(
+    runtime: Annotated[Path, BeforeValidator(_not_empty)] = Field(
         default=Path(sys.prefix) / "sandbox-runtime",
         description="The root file system that programs see, made by `sandbox runtime build`.",
     )
@@ -166,7 +175,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     try:
         settings = Settings.model_validate(values)
     except ValidationError as exc:
-        raise ConfigError(f"setting {first_error(exc)}") from exc
+        name, _, rule = first_error(exc).partition(":")
+        raise ConfigError(f"setting {name} ({_variable(name)}):{rule}") from exc
     if settings.jail.level == "process" and settings.ceilings.network != "none":
         raise ConfigError(
             "ceilings.network is loopback, which takes net namespaces, and jail.level process has none: change either"
@@ -198,8 +208,11 @@ def _check_name(section: str, name: str, where: str) -> None:
     asked = f"{section}.{name}"
     if asked not in known:
         near = difflib.get_close_matches(asked, known, n=1, cutoff=0.0)[0]
-        variable = PREFIX + near.replace(".", "__").upper()
-        raise ConfigError(f"{where} is no setting of ours. The nearest is {near} ({variable}).")
+        raise ConfigError(f"{where} is no setting of ours. The nearest is {near} ({_variable(near)}).")
+
+
+def _variable(setting: str) -> str:
+    return PREFIX + setting.replace(".", "__").upper()
 
 
 def _names(section: Any) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from sandbox import ConfigError, Limits
+from sandbox.jail.policy import MAX_SLOTS
 from sandbox.settings import PREFIX, CeilingSettings, Settings, load_settings
 
 
@@ -63,7 +64,7 @@ def test_an_unknown_variable_stops_the_start(variable: str, nearest: str) -> Non
         ("port = 1\n", "port stands outside of a section"),
         ("[gatway]\n", r"\[gatway\] in .*sandbox.toml is no setting of ours. The nearest is gateway"),
         ("[gateway\n", "cannot read the settings file .*sandbox.toml"),
-        ("[gateway]\nport = 70000\n", "setting gateway.port: Input should be less than or equal to 65535"),
+        ("[gateway]\nport = 70000\n", r"setting gateway\.port \(SANDBOX_GATEWAY__PORT\): Input should be less than or equal to 65535"),
     ],
 )  # fmt: skip
 def test_a_bad_file_stops_the_start(tmp_path: Path, text: str, words: str) -> None:
@@ -80,9 +81,22 @@ def test_a_file_that_is_not_there_stops_the_start() -> None:
 
 @pytest.mark.parametrize("value", ["", "many", "-1", "1.5"])
 def test_a_value_that_makes_no_sense_stops_the_start(value: str) -> None:
-    """The error names the setting."""
-    with pytest.raises(ConfigError, match=r"setting worker\.slots: "):
+    """The error names the setting and its variable."""
+    with pytest.raises(ConfigError, match=r"setting worker\.slots \(SANDBOX_WORKER__SLOTS\): "):
         load_settings({"SANDBOX_WORKER__SLOTS": value})
+
+
+def test_an_empty_place_for_the_runtime_stops_the_start() -> None:
+    """It would mean the folder that the program was started in."""
+    with pytest.raises(ConfigError, match=r"setting jail\.runtime \(SANDBOX_JAIL__RUNTIME\): .*empty"):
+        load_settings({"SANDBOX_JAIL__RUNTIME": ""})
+
+
+def test_the_most_slots_are_those_that_a_worker_has_users_for() -> None:
+    """One more is refused by the settings, not only by the worker."""
+    assert load_settings({"SANDBOX_WORKER__SLOTS": str(MAX_SLOTS)}).worker.slots == MAX_SLOTS
+    with pytest.raises(ConfigError, match=r"worker\.slots .*less than or equal to 4095"):
+        load_settings({"SANDBOX_WORKER__SLOTS": str(MAX_SLOTS + 1)})
 
 
 def test_every_setting_can_come_from_the_environment() -> None:
