@@ -113,7 +113,10 @@ class CallReader:
         if "deadline_s" in call.model_fields_set:
             self._check("deadline_s", call.deadline_s, self.ceilings.deadline_s)
         if call.network != "none" and self.ceilings.network == "none":
-            raise InvalidCall(f"network: '{call.network}' is above this service's ceiling of 'none'")
+            raise InvalidCall(
+                f"network: this service allows no {call.network}; "
+                f"whoever runs it can, by SANDBOX_CEILINGS__NETWORK={call.network}"
+            )
         if self._replace_defaults:
             limits = self.defaults.model_copy(update={name: getattr(call.limits, name) for name in named})
             call = call.model_copy(update={"limits": limits})

@@ -214,6 +214,14 @@ async def test_more_than_the_ceiling_is_refused(serve: Serve, field: str, call: 
     assert not service.worker.seen
 
 
+async def test_a_network_that_is_not_allowed(serve: Serve) -> None:
+    """The caller is told who can allow it, and how."""
+    response = await run(await serve(), code="echo", network="loopback")
+    assert error(response)["message"] == (
+        "network: this service allows no loopback; whoever runs it can, by SANDBOX_CEILINGS__NETWORK=loopback"
+    )
+
+
 async def test_a_low_ceiling_lowers_the_defaults(serve: Serve) -> None:
     """A call that names no limits gets the ceiling where it is below the default, and is not refused."""
     service = await serve(ceilings={"wall_s": 2, "memory_bytes": 32 << 20, "deadline_s": 5})
