@@ -31,11 +31,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 
 from loadtest.callers import KINDS
 from loadtest.terminal import make_console, make_table, print_error
-from sandbox.calls import CallStatus, Limits, ToolCall
+from sandbox.calls import CallStatus, Limits, ToolCall, first_error
 from sandbox.errors import ConfigError, JailError, SandboxError
 from sandbox.jail import PRELOADS, Host, Jail, Slots, prepare, runtime
 from sandbox.jail.policy import nsjail_argv
@@ -104,18 +105,20 @@ def main(
 ) -> None:
     """Print both tables."""
     console = make_console()
-    settings = load_settings().jail
     try:
+        settings = load_settings().jail
         settings = JailSettings.model_validate(settings.model_dump() | ({"level": level} if level else {}))
         asyncio.run(_measure(console, settings, calls))
-    except (SandboxError, ValueError) as exc:
-        print_error(console, exc if isinstance(exc, SandboxError) else ConfigError(str(exc)))
+    except (SandboxError, ValidationError) as exc:
+        print_error(console, exc if isinstance(exc, SandboxError) else ConfigError(first_error(exc)))
         raise typer.Exit(1) from exc
 
 
 async def _measure(console: Console, settings: JailSettings, calls: int) -> None:
     if settings.level == "process":
-        raise ConfigError("costs are measured beside nsjail, which the level process does without")
+        raise ConfigError(
+            "costs are measured beside nsjail, which the level process does without; give --level namespaces or strict"
+        )
     host = prepare(settings, slots=1)
     if host.place.kind == "none":
         raise ConfigError(f"this host gives no cgroup, whose counters are needed: {host.place.reason}")

@@ -14,6 +14,28 @@ from sandbox.jail.cgroups import find_place
 FIGURE = r"-?\d+(?:\.\d+)?"
 
 
+@pytest.mark.parametrize(
+    ("option", "set_to", "words"),
+    [
+        ("foo", "strict", "level: Input should be 'process', 'namespaces' or 'strict'"),
+        ("", "nope", "setting jail.level (SANDBOX_JAIL__LEVEL): Input should be"),
+        ("process", "strict", "which the level process does without; give --level namespaces or strict"),
+    ],
+)
+def test_a_wrong_level_is_one_sentence(
+    option: str, set_to: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it was said."""
+    monkeypatch.setenv("SANDBOX_JAIL__LEVEL", set_to)
+    command = [sys.executable, "-m", "loadtest.costs", "--level", option]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    said = " ".join((ended.stdout + ended.stderr).split())
+    assert words in said
+    assert "Traceback" not in said
+    assert "https:" not in said
+
+
 @pytest.mark.skipif(find_place().kind == "none", reason="the program's share comes from its cgroup")
 def test_costs_of_every_forkserver_and_layer() -> None:
     """Each forkserver and each layer has its row, and a fresh nsjail costs more than a call."""
