@@ -76,10 +76,13 @@ def ask_interpreter(python: Path) -> Interpreter:
     try:
         # -I and -S: neither the user's settings nor installed packages have a say in the answer.
         command = [str(python), "-I", "-S", "-c", _PROBE]
-        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        answer = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         interpreter = Interpreter.model_validate_json(answer.stdout)
-    except (OSError, subprocess.CalledProcessError, ValidationError) as exc:
-        raise ConfigError(f"{python} does not start as a Python interpreter: {exc}") from exc
+    except OSError as exc:
+        raise ConfigError(f"{python} is no Python 3.11 or newer: {exc.strerror}") from exc
+    except ValidationError as exc:
+        said = answer.stderr.strip().splitlines() or ["it does not answer as one"]
+        raise ConfigError(f"{python} is no Python 3.11 or newer: {said[-1]}") from exc
     if tuple(map(int, interpreter.short_version.split("."))) < (3, 11):
         raise ConfigError(f"{python} is Python {interpreter.version}; the jail needs 3.11 or newer")
     return interpreter

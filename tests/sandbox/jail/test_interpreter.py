@@ -107,10 +107,28 @@ def test_what_an_interpreter_says_of_itself() -> None:
     assert json.loads(interpreter.model_dump_json())["lacks"] == []
 
 
-def test_what_is_no_interpreter() -> None:
-    """It is named."""
-    with pytest.raises(ConfigError, match="/bin/true does not start as a Python"):
-        ask_interpreter(Path("/bin/true"))
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exit 0", "it does not answer as one"),
+        ("echo Unknown option: -I >&2; echo 'Try `python -h`.' >&2; exit 2", "Try `python -h`."),
+        ("kill -9 $$", "it does not answer as one"),
+    ],
+)
+def test_what_is_no_interpreter(host: Host, script: str, words: str) -> None:
+    """It is named in one line, with the last that it said itself."""
+    python = host.put("bin/python", script)
+    with pytest.raises(ConfigError) as caught:
+        ask_interpreter(python)
+    assert caught.value.message == f"{python} is no Python 3.11 or newer: {words}"
+
+
+def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
+    """It is named with what the system says."""
+    with pytest.raises(
+        ConfigError, match=r"no-python is no Python 3\.11 or newer: No such file or directory$"
+    ):
+        ask_interpreter(tmp_path / "no-python")
 
 
 def test_an_interpreter_that_is_too_old(host: Host) -> None:
