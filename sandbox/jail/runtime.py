@@ -4,6 +4,9 @@
     <path>/manifest.json  which parts of root are complete, and from what they were made
     <path>/lock           held while somebody builds
 
+The folder is the runtime's own: what else is in it when the first build begins stops that build, for a later one
+removes what it replaces.
+
 Three parts are built and replaced one by one: `base` (interpreter, tools, libraries, /etc), `packages`
 (/python/site, from packages.txt) and `jail` (/jail: forkserver, fork helper, init). Each part is made beside
 root and moved in when it is whole; the manifest names a part only after that, and forgets it before a new one
@@ -114,7 +117,8 @@ def build(path: Path, *, python: Path | None = None, packages: Path | None = Non
     path = path.absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / "lock").open("w")
+        _check_own(path)
+        lock = (path / "lock").open("a")
     except OSError as exc:
         raise ConfigError(f"cannot write the runtime: {exc}; SANDBOX_JAIL__RUNTIME sets its place") from exc
     with lock:
@@ -153,6 +157,8 @@ class _Build:
             self.report(f"the runtime at {self.path} is up to date")
             return
         self.path.chmod(0o755)  # whoever builds, workers of other users may read
+        if not (self.path / "manifest.json").exists():
+            self._write_manifest()  # from here on the folder is ours, also when this build dies
         for name, step in steps.items():
             if self.manifest.parts.get(name) != wanted[name]:
                 self._forget_staging()
@@ -283,6 +289,16 @@ class _Build:
         new.write_text(self.manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         new.chmod(0o644)
         new.replace(self.path / "manifest.json")
+
+
+def _check_own(path: Path) -> None:
+    """Refuse a folder that somebody else uses: RUNTIME=/ would cost the home of root."""
+    # In this order: another first build that begins meanwhile has written both marks before it makes anything else.
+    foreign = {file.name for file in path.iterdir()} - {"lock", "manifest.new", "lost+found"}
+    if foreign and not ((path / "lock").exists() and (path / "manifest.json").exists()):
+        raise ConfigError(
+            f"{path} holds {min(foreign)}, which is not ours; SANDBOX_JAIL__RUNTIME must name a folder of its own"
+        )
 
 
 def _read_manifest(path: Path) -> _Manifest | None:

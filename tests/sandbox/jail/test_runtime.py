@@ -334,6 +334,29 @@ class TestBuild:
         with pytest.raises(ConfigError, match="sandbox runtime build"):
             runtime.check(tmp_path)
 
+    @pytest.mark.parametrize("name", ["root", "staging", "anything"])
+    def test_a_folder_that_is_not_ours(self, tmp_path: Path, packages: Path, name: str) -> None:
+        """A place with something of somebody else is refused, and nothing there is touched."""
+        precious = tmp_path / "r" / name / "precious"
+        precious.parent.mkdir(parents=True)
+        precious.write_text("work of years")
+        (tmp_path / "r").chmod(0o700)
+        with pytest.raises(
+            ConfigError, match=rf"r holds {name}, .* SANDBOX_JAIL__RUNTIME must name a folder of"
+        ):
+            runtime.build(tmp_path / "r", packages=packages, report=ignore)
+        assert precious.read_text() == "work of years"
+        assert [path.name for path in (tmp_path / "r").iterdir()] == [name]
+        assert (tmp_path / "r").stat().st_mode & 0o777 == 0o700
+
+    def test_a_manifest_that_is_not_ours(self, tmp_path: Path, packages: Path) -> None:
+        """A manifest.json of something else is no licence to remove what is beside it."""
+        (tmp_path / "r/root").mkdir(parents=True)
+        (tmp_path / "r/manifest.json").write_text('{"name": "somebody else\'s"}')
+        with pytest.raises(ConfigError, match="SANDBOX_JAIL__RUNTIME must name a folder of its own"):
+            runtime.build(tmp_path / "r", packages=packages, report=ignore)
+        assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["manifest.json", "root"]
+
     def test_no_compiler(self, tmp_path: Path, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A host without a C compiler is told what to install."""
         runtime.build(tmp_path / "r", packages=packages, report=ignore)
@@ -351,7 +374,7 @@ class TestBuild:
 
     def test_no_interpreter(self, tmp_path: Path) -> None:
         """What is no Python is named."""
-        with pytest.raises(ConfigError, match="/bin/true does not start as a Python"):
+        with pytest.raises(ConfigError, match=r"/bin/true is no Python 3\.11"):
             runtime.build(tmp_path / "r", python=Path("/bin/true"), report=ignore)
 
     def test_an_interpreter_that_is_dearer(self, tmp_path: Path, packages: Path) -> None:
