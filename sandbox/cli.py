@@ -130,7 +130,8 @@ def _become(program: str, args: list[str]) -> Never:
 def _need_server(command: str) -> None:
     if missing := [name for name in ("fastapi", "redis", "uvicorn") if not importlib.util.find_spec(name)]:
         raise ConfigError(
-            f"`sandbox {command}` needs {', '.join(missing)}; pip install 'roc-sandbox[server]' brings all of it"
+            f"`sandbox {command}` needs {', '.join(missing)}; "
+            "pip install '.[server]' in the project's folder brings all of it"
         )
 
 
@@ -270,7 +271,7 @@ def _telling_what_is_there(output: Path | None) -> Iterator[None]:
 
 @app.command()
 def doctor() -> None:
-    """Say what this host offers and lacks for each isolation level, and the remedy for what it lacks.
+    """Say what this host offers and lacks for the level that jail.level sets, and the remedy for what it lacks.
 
     Where nothing is lacking it opens a jail and tries its walls, as a worker does at its start.
     """

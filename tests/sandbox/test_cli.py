@@ -459,7 +459,7 @@ async def test_the_base_install_is_enough_for_a_client(tmp_path: Path) -> None:
     assert refused == Ended(
         1,
         "",
-        "sandbox: `sandbox up` needs fastapi, redis, uvicorn; pip install 'roc-sandbox[server]' brings all of it\n",
+        "sandbox: `sandbox up` needs fastapi, redis, uvicorn; pip install '.[server]' in the project's folder brings all of it\n",
     )
 
 
