@@ -1,4 +1,6 @@
-"""The jail: what a worker needs to run a stranger's program. Only the worker, the doctor and the table of costs open one.
+"""The jail: what a worker needs to run a stranger's program.
+
+Only the worker, the doctor and the table of costs open one.
 
 host.py      what the host offers, settled once        policy.py, policy.seccomp   the walls, to read
 jail.py      one warm jail and the calls in it         cgroups.py, watched.py      bounds and counts of a slot

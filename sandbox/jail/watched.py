@@ -6,8 +6,8 @@ with the forkserver is taken off once for the whole call, so a call can hide at 
 
 What a look cannot see: what a program takes and gives back between two looks; files in its scratch folders, which have
 a size of their own; CPU time of children that a program lets the kernel reap. And up to a tenth of a second's
-allocation passes the bound before the call is ended; RLIMIT_DATA at twice the limit, and 8 MiB for each process allowed,
-is the backstop for one process. `sandbox doctor` and the worker's start say that a host is in this mode.
+allocation passes the bound before the call is ended; RLIMIT_DATA at twice the limit, and 8 MiB for each process
+allowed, is the backstop for one process. `sandbox doctor` and the worker's start say that a host is in this mode.
 """
 
 from __future__ import annotations
