@@ -7,6 +7,10 @@ import pytest
 from sandbox.calls import MIB, ToolResult
 from tests.sandbox.jail.box import Box, program
 
+from .conftest import standard_box as box  # limits are no matter of the level
+
+__all__ = ["box"]
+
 #: Name -> program, and how it may end.
 BOMBS = {
     "parentheses": ("eval('(' * 5000 + ')' * 5000)", "error"),

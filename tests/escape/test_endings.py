@@ -8,7 +8,10 @@ from sandbox.calls import MIB, ToolResult
 from sandbox.jail import jail as jail_module
 from tests.sandbox.jail.box import Box, program
 
+from .conftest import standard_box as box  # limits are no matter of the level
 from .probe import probe
+
+__all__ = ["box"]
 
 ENDLESS = {
     # States that a signal does not reach, or not by itself.

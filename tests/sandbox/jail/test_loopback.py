@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from .box import Box, program
+from .conftest import whole
 
 EXCHANGE = """
 import socket, threading
@@ -34,11 +35,8 @@ def _loopback() -> Iterator[Box]:
 
 @pytest.fixture
 def loopback(_loopback: Box) -> Iterator[Box]:
-    """A jail whose calls have a loopback device; whole after each test."""
-    yield _loopback
-    if _loopback.jail.is_broken:
-        _loopback.renew()
-        pytest.fail("the test broke the jail")
+    """A jail whose calls have a loopback device."""
+    yield from whole(_loopback)
 
 
 @pytest.mark.parametrize(
