@@ -273,7 +273,7 @@ V2_CONTROLLERS = ("memory", "pids")
 #: What an ended call may leave charged to its group: file pages, and names that the kernel keeps. A call that looks for
 #: a million missing files leaves 100 MB, which the next call's limit would have to hold as well, and which takes the
 #: kernel up to a second to give back. Then a new group takes the old one's place, a matter of a millisecond.
-RESIDUE_BYTES = 8 * MIB
+RESIDUE_BYTES = 2 * MIB
 #: What sockets may hold on v1, which counts them apart from memory, and only if they have a bound.
 SOCKET_BYTES = 16 * MIB
 MOVES = 20  # rounds in which a group is emptied

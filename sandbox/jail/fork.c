@@ -261,6 +261,9 @@ static const char *set_limits(const struct request *request)
 	STEP("RLIMIT_CPU", set_limit(RLIMIT_CPU, request->cpu_s, request->cpu_s + 1));
 	STEP("RLIMIT_FSIZE", set_limit(RLIMIT_FSIZE, request->file_bytes, request->file_bytes));
 	STEP("RLIMIT_NOFILE", set_limit(RLIMIT_NOFILE, request->open_files, request->open_files));
+	/* Here and not once for all, since a user namespace has the limit of who makes it as the bound on all its members. It
+	 * bounds timers as well, whose interrupts are nobody's CPU time. */
+	STEP("RLIMIT_SIGPENDING", set_limit(RLIMIT_SIGPENDING, 1024, 1024));
 	STEP("RLIMIT_NPROC", set_limit(RLIMIT_NPROC, request->processes, request->processes));
 	if (request->data_bytes)
 		STEP("RLIMIT_DATA", set_limit(RLIMIT_DATA, request->data_bytes, request->data_bytes));
@@ -597,10 +600,23 @@ static int raise_loopback(void)
 	return result;
 }
 
+/* Connections that nobody accepts are made by the kernel and charged to nobody, so there are to be few of them. */
+static int shorten_backlogs(void)
+{
+	static const char most[] = "128";
+	int setting = open("/proc/sys/net/core/somaxconn", O_WRONLY | O_CLOEXEC);
+
+	if (setting < 0)
+		return -1;
+	ssize_t written = write(setting, most, sizeof most - 1);
+	close(setting);
+	return written < 0 ? -1 : 0;
+}
+
 static int make_net_namespace(void)
 {
 	namespace_made_us = now_us();
-	if (unshare(CLONE_NEWNET) < 0 || raise_loopback() < 0)
+	if (unshare(CLONE_NEWNET) < 0 || raise_loopback() < 0 || shorten_backlogs() < 0)
 		return -1;
 	int made = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
 	if (made >= 0)

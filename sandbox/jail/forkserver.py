@@ -71,7 +71,6 @@ LIMITS = {
     resource.RLIMIT_CORE: 0,
     resource.RLIMIT_MEMLOCK: 64 * 1024,
     resource.RLIMIT_MSGQUEUE: 0,
-    resource.RLIMIT_SIGPENDING: 1024,  # also bounds timers, whose interrupts are nobody's CPU time
     resource.RLIMIT_STACK: 64 * 1024 * 1024,  # deep recursion of C code ends as RecursionError more often
 }
 

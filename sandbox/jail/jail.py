@@ -41,7 +41,7 @@ from sandbox.jail.policy import DEVICES, SYSTEM, nsjail_argv, plain_command
 from sandbox.jail.preload import Preload
 from sandbox.jail.scratch import Scratch
 from sandbox.jail.streams import Output, output_pipe, pack_payload, sealed
-from sandbox.jail.watched import Watched, anonymous_bytes, tasks_of
+from sandbox.jail.watched import Watched, anonymous_bytes, sockets_of, tasks_of
 
 log = logging.getLogger("sandbox.jail")
 
@@ -53,6 +53,9 @@ KILL_TIMES = 8  # it must end after so many times of these all the same
 END_S = 2.0  # a jail that does not end by itself by then is killed
 WATCH_S = 0.1  # how often a running call's group is looked at; most calls end before the first time
 OPEN_FILES = 256
+MOST_SOCKETS = (
+    2048  # of IP in one call: the kernel makes those that wait to be accepted, and charges them to nobody
+)
 FILE_BYTES = 64 * MIB
 OTHERS_TO_COME = (
     256  # tasks of our own user that may start while an ordinary user's jail at level `process` serves
@@ -98,6 +101,7 @@ class _Run:
     slot: Slot
     outputs: tuple[Output, Output]
     ended: asyncio.Future[_Reply]
+    pid: int = 0  # of its init, then of its program, where the forkserver was asked to tell
     decided: CallStatus | None = None
     is_killed: bool = False
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
@@ -319,7 +323,7 @@ class Jail:
             0 if slot.group.enter_fds else 2 * limits.memory_bytes + limits.processes * THREAD_STACK_BYTES,
             self.host.scratch_bytes,
             self.host.scratch_inodes,
-            slot.group.needs_pids,
+            slot.group.needs_pids or self.network == "loopback",
         )
 
     def most_processes(self, limit: int, slot: Slot) -> int:
@@ -346,6 +350,8 @@ class Jail:
             log.exception("a call cannot be watched")
             self._break()
             return
+        if self.network == "loopback" and sockets_of(run.pid) > MOST_SOCKETS:
+            exceeded = CallStatus.MEMORY_LIMIT
         if exceeded is not None:
             self._end(run, exceeded)
         run.timers[1] = self._loop.call_later(WATCH_S, self._watch, run)
@@ -443,8 +449,9 @@ class Jail:
         if run is None:
             return  # forgotten: the jail broke under it
         if kind == _STARTED:
+            run.pid = wait_status or _sender(ancillary)
             if isinstance(run.slot.group, Watched):
-                run.slot.group.watch(wait_status or _sender(ancillary), self._warm_bytes)
+                run.slot.group.watch(run.pid, self._warm_bytes)
         elif not run.ended.done():
             text = where.partition(b"\0")[0].decode("ascii", "replace")
             run.ended.set_result(_Reply(kind, wait_status, cpu_us, wall_us, error, text))

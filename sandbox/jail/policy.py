@@ -84,11 +84,18 @@ def nsjail_argv(
         "--cap", "CAP_SYS_ADMIN", "--cap", "CAP_SETUID", "--cap", "CAP_SETGID",
         "--cap", "CAP_SETPCAP", "--cap", "CAP_KILL",
     ]  # fmt: skip
+    if level == "strict" or network == "loopback":
+        argv += [
+            "--proc_rw"
+        ]  # the forkserver's own: there it writes user mappings, and settings of net namespaces
     if level == "strict":
         # Into each call's user namespace it maps one user, which for an ordinary user's worker is its own root.
-        argv += ["--proc_rw", "--cap", "CAP_SETFCAP"]
+        argv += ["--cap", "CAP_SETFCAP"]
     if network == "loopback":
-        argv += ["--cap", "CAP_NET_ADMIN"]  # to raise the loopback device in each call's net namespace
+        argv += [
+            "--cap",
+            "CAP_NET_ADMIN",
+        ]  # for the loopback device and the settings of each call's net namespace
     for name, value in _ENVIRONMENT.items():
         argv += ["--env", f"{name}={value}"]
     return [*argv, "--", "/python/bin/python3", "-s", "-B", "/jail/forkserver.py"]

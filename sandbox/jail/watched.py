@@ -118,6 +118,14 @@ def anonymous_bytes(pid: int) -> int:
     return _field_bytes(pid, "status", b"RssAnon")
 
 
+def sockets_of(pid: int) -> int:
+    """TCP and UDP sockets in the net namespace of a process, also those that nobody accepted, or that wait to end."""
+    text = _read(f"/proc/{pid}/net/sockstat") + _read(f"/proc/{pid}/net/sockstat6")
+    lines = [line.split() for line in text.splitlines()]  # a protocol, then names and numbers by turns
+    fields = [dict(zip(line[1::2], map(int, line[2::2]), strict=True)) for line in lines]
+    return sum(each.get(b"inuse", 0) + each.get(b"tw", 0) for each in fields)
+
+
 def _field_bytes(pid: int, file: str, *names: bytes) -> int:
     """The sum of fields of a file with 'name: number kB' lines; 0 for a dead process."""
     lines = (line.partition(b":") for line in _read(f"/proc/{pid}/{file}").split(b"\n"))

@@ -144,3 +144,22 @@ print("owner", fcntl.fcntl(read_end, fcntl.F_GETOWN) in (0, 1))
     assert text.splitlines()[-1] == "owner True"
     assert "owner-3 ESRCH" in text
     assert "owner-1000 ESRCH" in text
+
+
+def test_queued_signals_are_counted_for_each_call(box: Box) -> None:
+    """A program that queues all it may leaves its neighbours theirs."""
+    queue = """
+import ctypes, os, signal, time
+libc = ctypes.CDLL(None)
+signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+queued = 0
+while queued < MOST and libc.sigqueue(os.getpid(), 40, None) == 0:
+    queued += 1
+print(queued, flush=True)
+time.sleep(WAIT)
+"""
+    greedy = program(queue.replace("MOST", "10**6").replace("WAIT", "0.6"))
+    modest = program("import time\ntime.sleep(0.3)" + queue.replace("MOST", "50").replace("WAIT", "0"))
+    most, few = box.run_together([greedy, modest])
+    assert 0 < int(most.stdout) <= 1024
+    assert few.stdout == "50\n"

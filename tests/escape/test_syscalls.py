@@ -26,7 +26,7 @@ def test_every_rule(box: Box) -> None:
     for number, rule in enumerate(POLICY.rules):
         arguments = [0] * 6 if rule.tests else [-1] * 6
         for test in rule.tests:
-            arguments[test.argument] = 3 if test.operator in {"!=", "not in"} else test.operands[0]
+            arguments[test.argument] = 99 if test.operator in {"!=", "not in"} else test.operands[0]
         if rule.network in {None, box.jail.network} and rule.place != "shared":
             rules.append((f"{number}-{rule.name}", rule.number, arguments))
     code = f"""

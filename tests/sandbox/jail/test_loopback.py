@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -191,21 +192,114 @@ def test_no_other_family_type_or_protocol(loopback: Box) -> None:
     assert loopback.out(FAMILIES) == ""
 
 
-def test_no_filter_and_no_record_layer(loopback: Box) -> None:
-    """What would run a program's filter, or TLS, in the kernel is refused, whatever its argument."""
+def test_options_that_programs_use(loopback: Box) -> None:
+    """What servers and event loops set is there."""
+    code = """
+import socket
+made = socket.socket(socket.AF_INET6)
+for level, names in (
+    (socket.SOL_SOCKET, "REUSEADDR REUSEPORT KEEPALIVE BROADCAST SNDBUF RCVBUF"),
+    (socket.IPPROTO_TCP, "NODELAY CORK KEEPIDLE KEEPINTVL KEEPCNT QUICKACK USER_TIMEOUT"),
+):
+    for name in names.split():
+        made.setsockopt(level, getattr(socket, ("SO_" if level == 1 else "TCP_") + name), 1)
+made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+made.settimeout(1)
+print(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+"""
+    assert loopback.out(code) == "1\n"
+
+
+def test_no_other_option(loopback: Box) -> None:
+    """All others are refused on every level, whatever their argument: filters, ciphers, flow labels, a least TTL."""
     code = """
 import errno, socket
-made = socket.socket()
-for level, option in ((1, 26), (1, 50), (1, 51), (1, 52), (6, 31)):
-    try:
-        made.setsockopt(level, option, b"\\0" * 16)
-    except OSError as exc:
-        print(errno.errorcode[exc.errno])
-dual = socket.socket(socket.AF_INET6)
-dual.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-print(dual.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
+allowed = {
+    1: {2, 6, 7, 8, 9, 10, 13, 15, 16, 18, 20, 21}, 6: {1, 3, 4, 5, 6, 12, 18}, 41: {26},
+}
+stream, datagram = socket.socket(socket.AF_INET6), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+for level in (0, 1, 6, 17, 41, 58, 136, 255, 262, 263, 268, 270, 271, 273, 282, 283, 284):
+    for option in range(256):
+        if option in allowed.get(level, ()):
+            continue
+        for made in (stream, datagram):
+            for value in (1, bytes(64)):
+                try:
+                    made.setsockopt(level, option, value)
+                except PermissionError:
+                    continue
+                except OSError as exc:
+                    print(level, option, exc)
+                else:
+                    print("BREACH", level, option, value)
 """
-    assert loopback.out(code) == 5 * "EPERM\n" + "1\n"
+    assert loopback.out(code) == ""
+
+
+QUEUES = """
+import os, socket, time
+listening = [socket.create_server(("127.0.0.1", 0), backlog=4096) for _ in range(200)]
+made = 0
+try:
+    for server in listening:
+        for _ in range(128):
+            socket.create_connection(server.getsockname(), timeout=0.2).close()
+            made += 1
+except TimeoutError:
+    print("full after", made, flush=True)
+time.sleep(60)
+"""
+
+
+def test_connections_that_nobody_accepts(loopback: Box) -> None:
+    """They are made by the kernel and charged to nobody, so a call that has thousands of them ends."""
+    result = loopback.run(QUEUES, wall_s=20, cpu_s=20)
+    assert result.status == "memory_limit", result
+    assert loopback.out('print(open("/proc/self/net/sockstat").read().splitlines()[1].split()[2])') == "0\n"
+
+
+def test_backlogs_are_short(loopback: Box) -> None:
+    """One listener holds as many as the namespace allows, whatever it asks for."""
+    code = """
+import socket
+server = socket.create_server(("127.0.0.1", 0), backlog=4096)
+made = 0
+try:
+    while made < 1000:
+        socket.create_connection(server.getsockname(), timeout=0.2).close()
+        made += 1
+except TimeoutError:
+    pass
+print(made < 200)
+"""
+    assert loopback.out(code) == "True\n"
+
+
+def test_nothing_outlives_in_the_kernel(loopback: Box) -> None:
+    """Connections whose ends were closed in any way end with the call, and their namespace with them."""
+    code = """
+import socket
+server = socket.create_server(("127.0.0.1", 0), backlog=64)
+for level, option, value in ((0, 21, 255), (41, 73, 255), (1, 47, 1), (1, 47, 0), (6, 37, 10**6)):
+    for _ in range(200):
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+        for end in (one, other):
+            try:
+                end.setsockopt(level, option, value)
+            except OSError:
+                pass
+        one.close()
+        other.close()
+print("closed")
+"""
+
+    def orphans() -> int:
+        return int(Path("/proc/net/sockstat").read_text(encoding="ascii").split("orphan ")[1].split()[0])
+
+    before = orphans()
+    assert loopback.out(code, wall_s=20) == "closed\n"
+    assert orphans() - before < 100
 
 
 def test_the_device_is_not_the_programs(loopback: Box) -> None:
