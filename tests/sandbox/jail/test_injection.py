@@ -46,7 +46,8 @@ ONLY_NAMESPACES = {
     *("start init", "enter pid namespace", LEAVING),
     *("handle on program", "watch program", "tell init", "tell program"),
 }
-ONLY_WATCHED = {"RLIMIT_DATA", "tell init", "tell program"}
+ONLY_WATCHED = {"RLIMIT_DATA"}
+ONLY_TOLD = {"tell init", "tell program"}  # where the worker looks at processes or sockets
 ONLY_GROUPS = {"enter cgroup"}
 ONLY_ROOT = {"setgroups", "setresgid", "setresuid"}
 
@@ -86,6 +87,7 @@ def absent(box: Box) -> set[str]:
         (ONLY_NAMESPACES if box.host.level == "process" else ONLY_PROCESS)
         | (set() if box.host.level == "strict" else ONLY_STRICT)
         | (ONLY_GROUPS if watched else ONLY_WATCHED)
+        | (set() if watched or box.jail.network == "loopback" else ONLY_TOLD)
         | (ONLY_ROOT if box.host.identity.first_slot is None else set())
     )
 
