@@ -34,7 +34,7 @@ class JailPool:
             network: [None] * len(PRELOADS) for network in get_args(Network)
         }
         self._keepers: dict[Network, list[asyncio.Task[None]]] = {}
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: dict[asyncio.Task[None], Jail] = {}
         self._changed = asyncio.Event()
         self._is_closed = False
 
@@ -124,11 +124,11 @@ class JailPool:
             self._changed.set()
             if jail is not None:
                 retiring = asyncio.create_task(jail.retire())
-                self._retiring.add(retiring)
+                self._retiring[retiring] = jail
                 retiring.add_done_callback(self._retired)
 
     def _retired(self, retiring: asyncio.Task[None]) -> None:
-        self._retiring.discard(retiring)
+        del self._retiring[retiring]
         self._changed.set()
 
     async def renew(self) -> None:
@@ -150,5 +150,6 @@ class JailPool:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
         jails = [jail for jails in self._jails.values() for jail in jails if jail is not None]
+        jails += self._retiring.values()
         await asyncio.gather(*(jail.close() for jail in jails), *self._retiring)
         self._slots.close()

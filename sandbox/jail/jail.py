@@ -511,6 +511,7 @@ class Jail:
         """
         self._break()
         if self._pidfd is None and self._forkserver_fd is None and self._is_silent:
+            os.close(self._messages)
             self._gone.set_result(None)
 
     # ---- the end ----
@@ -553,11 +554,8 @@ class Jail:
     async def close(self) -> None:
         """End the jail and wait until it is gone. A call that still runs raises JailError."""
         self._break()
-        try:
-            await _finished(self._gone)
-        finally:
-            self._ready.exception()  # seen: whoever started us was told
-            os.close(self._messages)
+        self._ready.exception()  # seen: whoever started us was told
+        await _finished(self._gone)
 
 
 def _is_sound(kind: int, wait_status: int, error: int) -> bool:

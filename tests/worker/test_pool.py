@@ -233,3 +233,17 @@ async def test_calls_with_sockets_have_jails_of_their_own(pool: JailPool) -> Non
         refused, ran = await asyncio.gather(pool.run(without), pool.run(within))
         assert "PermissionError" in refused.stderr
         assert ran.stdout == "served\n", ran
+
+
+async def test_close_ends_what_runs_in_a_retiring_jail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a call that will not end: it is a fault, in whichever jail it runs."""
+    monkeypatch.setattr(pool_module, "PRELOADS", PRELOADS[:1])
+    pool = await JailPool.open(JailSettings(), SLOTS)
+    old = jail_of(pool)
+    endless = asyncio.create_task(pool.run(call(SLEEP, wall_s=60)))
+    await running(pool, 1)
+    old.worn.set()
+    await until(lambda: pool._jails["none"][0] is not old)
+    await pool.close()
+    with pytest.raises(JailError):
+        await endless
