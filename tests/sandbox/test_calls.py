@@ -109,7 +109,7 @@ text = st.text(st.characters(exclude_categories=["Cs"]))
 @given(
     code=text,
     stdin=text,
-    files=st.dictionaries(st.from_regex(r"[a-z]{1,9}(/[a-z]{1,9})?", fullmatch=True), text, max_size=3),
+    files=st.dictionaries(st.from_regex(r"([A-Z]{1,9}/)?[a-z]{1,9}", fullmatch=True), text, max_size=3),
     wall_s=st.floats(0.001, 86_400),
 )
 def test_a_call_survives_json(code: str, stdin: str, files: dict[str, str], wall_s: float) -> None:
