@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,12 @@ class Outcome:
     code: int  # negative: the signal
 
 
+def default_signals() -> None:
+    """What a shell gives a program, whatever started us: nohup ignores SIGHUP, and its children would."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+
+
 def plain_python(box: Box, folder: Path, code: str, stdin: str) -> Outcome:
     """The program under the runtime's interpreter, without a jail."""
     (folder / "main.py").write_text(code, encoding="utf-8", newline="")
@@ -40,6 +47,7 @@ def plain_python(box: Box, folder: Path, code: str, stdin: str) -> Outcome:
         cwd=folder,
         timeout=20,
         check=False,
+        preexec_fn=default_signals,
     )
     out, err = (
         stream.decode("utf-8", "replace").replace(str(folder), "/tmp").replace(root, "")
