@@ -35,7 +35,7 @@ import uvloop
 from rich.console import Console
 from rich.text import Text
 
-from loadtest.held import Held, compare, count_held
+from loadtest.held import GROWTH, Held, compare, count_held
 from loadtest.samples import complaints, load_samples
 from loadtest.terminal import make_console, make_table, print_error
 from loadtest.timing import percentile
@@ -198,7 +198,7 @@ async def soak(
     )  # the mix will tell
     await pool.renew()  # and with that, every kind of jail is there
     count = partial(count_held, pool.host.slots, pool.host.identity.first_slot)
-    before = count()
+    before = await _steady(count)
     tally = Tally(console)
     async with asyncio.TaskGroup() as group:
         reports = group.create_task(_report(console, tally))
@@ -242,6 +242,15 @@ async def _report(console: Console, tally: Tally) -> None:
     while True:
         await asyncio.sleep(_REPORT_S)
         console.print(tally.line(), soft_wrap=True)
+
+
+async def _steady(count: Callable[[], dict[str, int]]) -> dict[str, int]:
+    """The counts once they stand still: a new jail still makes net namespaces, and opens a file for each for a moment."""
+    while True:
+        first = count()
+        await asyncio.sleep(0.2)  # nothing announces that it has all of them
+        if all(value == first[what] for what, value in count().items() if what not in GROWTH):
+            return first
 
 
 async def _settle(before: dict[str, int], count: Callable[[], dict[str, int]]) -> list[Held]:
