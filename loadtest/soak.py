@@ -245,7 +245,7 @@ async def _report(console: Console, tally: Tally) -> None:
 
 
 async def _steady(count: Callable[[], dict[str, int]]) -> dict[str, int]:
-    """The counts once they stand still: a new jail still makes net namespaces, and opens a file for each for a moment."""
+    """The counts when they stand still: a new jail makes net namespaces, and opens a file for each for a moment."""
     while True:
         first = count()
         await asyncio.sleep(0.2)  # nothing announces that it has all of them
