@@ -9,9 +9,9 @@
  * When the program has ended, or SIGTERM says that the call must (the forkserver sends it for KILL, the kernel when the
  * forkserver dies), one kill(-1) ends the rest. It reaches all processes that we may signal, and no fork runs past it:
  * the kernel takes the lock that a fork needs, and a fork that has a signal pending gives up. What we may signal is
- *   as root: what runs as the slot's uid. A child of ours takes it as its effective uid, with which it signals, and the
- *     next uid, which is nobody's, as its real and saved ones, by which it could be signalled: so the program cannot
- *     kill it first, and neither can another call's;
+ *   as root: what runs as the slot's uid, which we take as our effective one for that moment. A signal to us is compared
+ *     with our real and our saved uid, which are the next one, nobody's, and root: so the program cannot kill us
+ *     first, and neither can another call's;
  *   as an ordinary user: what is in our Landlock domain, which is the program's and everything below (Linux 6.12).
  * Then we wait until nobody is left, write how the program ended into the forkserver's fault pipe, and end. The program
  * cannot signal us, by the same two reasons. Our own CPU time and that of all whom we waited for reaches the
@@ -52,8 +52,7 @@ static void end_all(long program, long uid)
 	if (uid < 0) {
 		system_call(SYS_kill, -1, SIGKILL, 0, 0);
 	} else if (system_call(SYS_setresuid, uid + 1, uid, 0, 0) == 0) {
-		/* By ourselves: where a bound on processes is reached, nobody could be started to do it. Neither of the users
-		 * that a signal to us is compared with is the program's. */
+		/* By ourselves: where a bound on processes is reached, nobody could be started to do it. */
 		system_call(SYS_kill, -1, SIGKILL, 0, 0);
 		system_call(SYS_setresuid, 0, 0, 0, 0);
 		system_call(SYS_prctl, PR_SET_PDEATHSIG, SIGTERM, 0, 0); /* a change of user clears it */
