@@ -17,8 +17,6 @@ import sys
 import time
 from pathlib import Path
 
-_HUGE, _COLLAPSE = 2 << 20, 25
-
 
 def main() -> None:
     """Warm up, fork, print."""
@@ -30,12 +28,8 @@ def main() -> None:
     heap = ctypes.PyDLL(str(jail / "libheap.so"))
     heap.keep_together()
     forkserver.warm_up(asked["modules"], asked["warm_up"])
-    gc.collect()
-    if sys.version_info[:2] in forkserver.HAS_IMMORTALS:
-        forkserver.make_immortal(heap)
-    gc.freeze()
-    gc.disable()
-    collapse()
+    forkserver.freeze(heap)
+    ctypes.PyDLL(str(jail / "libfork.so")).collapse_heap()
     print(json.dumps({code: [fork(code) for _ in range(asked["often"])] for code in asked["codes"]}))
 
 
@@ -65,19 +59,6 @@ def fork(code: str) -> tuple[float, float]:
 def cpu_ms(usage: resource.struct_rusage) -> float:
     """User and system milliseconds."""
     return (usage.ru_utime + usage.ru_stime) * 1e3
-
-
-def collapse() -> None:
-    """Huge pages for the heap, as fork.c makes them."""
-    libc = ctypes.CDLL(None)
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        span, access, _offset, _device, inode, *name = line.split()
-        if inode != "0" or access[1] != "w" or name == ["[stack]"]:
-            continue
-        start, end = (int(text, 16) for text in span.split("-"))
-        start, end = -(-start // _HUGE) * _HUGE, end // _HUGE * _HUGE
-        if start < end:
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _COLLAPSE)
 
 
 if __name__ == "__main__":

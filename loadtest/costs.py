@@ -15,11 +15,11 @@ host with cgroups, whose counters give the program's share.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -39,6 +39,7 @@ from loadtest.terminal import make_console, make_table, print_error
 from sandbox.calls import CallStatus, Limits, ToolCall, first_error
 from sandbox.errors import ConfigError, JailError, SandboxError
 from sandbox.jail import PRELOADS, Host, Jail, Slots, prepare, runtime
+from sandbox.jail.host import MOUNT_POINT
 from sandbox.jail.policy import nsjail_argv
 from sandbox.jail.preload import Preload
 from sandbox.settings import JailSettings, Level, load_settings
@@ -53,7 +54,7 @@ _CODES = {
         "sum": "import pandas as pd; print(pd.DataFrame({'a': [1, 2]}).sum().a)",
     },
 }
-_IN_FORKSERVER, _IN_PROGRAM = 1_000_000, 2_000_000  # of fork.c
+IN_FORKSERVER, IN_PROGRAM = 1_000_000, 2_000_000  # of fork.c
 _NSJAIL_OFTEN = 5
 #: What happens from one step on, until the next of these.
 _LAYERS = {
@@ -128,7 +129,7 @@ async def _measure(console: Console, settings: JailSettings, calls: int) -> None
             rows += await _forkserver(host, slots, preload, calls)
     _print_forkservers(console, settings.level, rows)
     with injected(settings) as copy:
-        host = dataclasses.replace(host, root=copy)
+        host = prepare(copy, slots=1)
         with closing(Slots(host)) as slots:
             _print_layers(console, settings.level, await _layers(host, slots, calls))
 
@@ -152,7 +153,7 @@ async def _forkserver(host: Host, slots: Slots, preload: Preload, often: int) ->
 
 async def _calls(jail: Jail, slots: Slots, code: str, often: int) -> Cost:
     call = ToolCall(code=code, limits=Limits(wall_s=60.0))
-    forkserver = _forkserver_pid(jail)
+    forkserver = jail.forkserver_pid
     program, worker, before = [], [], 0
     for number in range(often + 5):
         if number == 5:  # the first ones find everything cold
@@ -166,11 +167,6 @@ async def _calls(jail: Jail, slots: Slots, code: str, often: int) -> Cost:
             raise JailError(f"{code!r} ended as {result.status}: {result.stderr}")
     served_ms = (_cpu_ns(forkserver) - before) / 1e6 / often
     return Cost(statistics.median(program), served_ms, statistics.median(worker))
-
-
-def _forkserver_pid(jail: Jail) -> int:
-    children = Path(f"/proc/{jail._pid}/task/{jail._pid}/children").read_text(encoding="ascii").split()
-    return int(children[0])
 
 
 def _cpu_ns(pid: int) -> int:
@@ -210,18 +206,16 @@ def _nsjail_ms(host: Host, code: str, often: int) -> float:
     """An interpreter in a jail of its own, with the same outer walls, for one call."""
     assert host.nsjail is not None  # as at every level but `process`
     argv = nsjail_argv(host.nsjail, host.root, host.identity)
-    argv = [*argv[: argv.index("--") + 1], "/python/bin/python3", "-s", "-B", "-c", code]
+    argv[argv.index("--") + 1 :] = ["/python/bin/python3", "-s", "-B", "-c", code]
+    control = argv.index("--pass_fd")
+    del argv[control : control + 2]
     spent = []
     for _ in range(often):
-        control = os.open("/dev/null", os.O_RDWR)
-        process = subprocess.Popen(
-            argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[3] if control == 3 else []
-        )
+        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = status
-        os.close(control)
+        process.returncode = os.waitstatus_to_exitcode(status)
         if status:
-            raise JailError(f"nsjail ended with {os.waitstatus_to_exitcode(status)}")
+            raise JailError(f"nsjail ended with {process.returncode}")
         spent.append((usage.ru_utime + usage.ru_stime) * 1e3)
     return statistics.median(spent)
 
@@ -230,17 +224,24 @@ def _nsjail_ms(host: Host, code: str, often: int) -> float:
 
 
 @contextmanager
-def injected(settings: JailSettings) -> Iterator[Path]:
-    """A copy of the runtime's root, by links, whose forkserver ends a call where its number says."""
-    with tempfile.TemporaryDirectory(dir=settings.runtime, prefix="injected-") as folder:
-        root = Path(folder, "root")
-        Path(folder).chmod(0o755)
-        subprocess.run(["cp", "-al", settings.runtime / "root", root], check=True)  # noqa: S607
-        library = root / "jail" / "libfork.so"
+def injected(settings: JailSettings) -> Iterator[JailSettings]:
+    """A copy of the runtime, by links, whose forkserver ends a call where its number says."""
+    whole = settings.runtime
+    with tempfile.TemporaryDirectory(dir=whole.parent, prefix="injected-") as folder:
+        copy = Path(folder)
+        copy.chmod(0o755)
+        shutil.copyfile(whole / "manifest.json", copy / "manifest.json")
+        shutil.copytree(whole / "root", copy / "root", symlinks=True, copy_function=os.link)
+        library = copy / "root" / "jail" / "libfork.so"
         library.unlink()
         subprocess.run(runtime.compile_argv(library.name, library, "-DINJECT_FAULTS"), check=True)
         library.chmod(0o755)
-        yield root
+        try:
+            yield settings.model_copy(update={"runtime": copy})
+        finally:
+            # A worker has one runtime and binds it once. Here it lies over the one that was bound before.
+            while MOUNT_POINT.is_dir() and MOUNT_POINT.samefile(copy / "root"):
+                subprocess.run(["umount", "--lazy", MOUNT_POINT], check=True)  # noqa: S607
 
 
 async def _layers(host: Host, slots: Slots, often: int) -> list[tuple[str, Cost]]:
@@ -248,7 +249,7 @@ async def _layers(host: Host, slots: Slots, often: int) -> list[tuple[str, Cost]
     jail = await Jail.start(host, PRELOADS[0])
     reached: dict[str, Cost] = {}
     try:
-        for place in (_IN_FORKSERVER, _IN_PROGRAM):
+        for place in (IN_FORKSERVER, IN_PROGRAM):
             for step in itertools.count(1):
                 try:
                     name, _ = await _ended_at(jail, slots, place + step, 1)
@@ -258,7 +259,7 @@ async def _layers(host: Host, slots: Slots, often: int) -> list[tuple[str, Cost]
                     await jail.close()  # a step without which no forkserver goes on
                     jail = await Jail.start(host, PRELOADS[0])
                     continue
-                if name in _LAYERS and name not in reached and (name or place == _IN_PROGRAM):
+                if name in _LAYERS and name not in reached and (name or place == IN_PROGRAM):
                     reached[name] = (await _ended_at(jail, slots, place + step, often))[1]
                 if not name:
                     break
@@ -269,7 +270,7 @@ async def _layers(host: Host, slots: Slots, often: int) -> list[tuple[str, Cost]
 
 async def _ended_at(jail: Jail, slots: Slots, number: int, often: int) -> tuple[str, Cost]:
     """The step at which calls of this number end, empty where they come to their own end, and what one costs."""
-    forkserver, slot = _forkserver_pid(jail), slots.free[0]
+    forkserver, slot = jail.forkserver_pid, slots.free[0]
     name, program = "", []
     before = _cpu_ns(forkserver)
     for _ in range(often):

@@ -885,7 +885,7 @@ int fork_confine(const struct setup *setup)
 /* Makes huge pages of the warm heap, once. A fork then copies one entry for 2 MiB instead of 512, and a write in the
  * child still copies just 4 KiB: with sympy loaded a call costs a third less. Before Linux 6.1, or where the kernel finds
  * no room, the pages stay as they are. */
-static int collapse_heap(void)
+int collapse_heap(void)
 {
 	enum { HUGE = 2 << 20, COLLAPSE = 25 };
 	FILE *maps = fopen("/proc/self/maps", "re");

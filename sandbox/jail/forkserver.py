@@ -147,11 +147,7 @@ def main() -> None:
     del config, control
     if threading.active_count() != 1:
         raise RuntimeError("a preloaded module started a thread; forking would be unsafe")
-    gc.collect()
-    if sys.version_info[:2] in HAS_IMMORTALS and "t" not in sys.abiflags:
-        make_immortal(heap)
-    gc.freeze()  # else the first collection in a child touches, and so copies, every page of the heap
-    gc.disable()
+    freeze(heap)
     outcome = fork.fork_serve(ctypes.byref(setup))
     if outcome == IN_CHILD:
         run_program()
@@ -198,10 +194,14 @@ def warm_up(modules: list[str], source: str) -> None:
     exec(compile(source, "<warm-up>", "exec"), {"__name__": "warm_up"})  # preload.py's text
 
 
-def make_immortal(heap: ctypes.PyDLL) -> None:
+def freeze(heap: ctypes.PyDLL) -> None:
     """Let children look at what is warm without a write, which would copy its page; heap.c says how."""
-    if heap.make_immortal(ctypes.py_object(gc.get_objects())):
+    gc.collect()
+    can_be_immortal = sys.version_info[:2] in HAS_IMMORTALS and "t" not in sys.abiflags
+    if can_be_immortal and heap.make_immortal(ctypes.py_object(gc.get_objects())):
         raise MemoryError
+    gc.freeze()  # else the first collection in a child touches every page of the heap
+    gc.disable()
 
 
 def lock_devices() -> None:

@@ -53,13 +53,11 @@ KILL_TIMES = 8  # it must end after so many times of these all the same
 END_S = 2.0  # a jail that does not end by itself by then is killed
 WATCH_S = 0.1  # how often a running call's group is looked at; most calls end before the first time
 OPEN_FILES = 256
-MOST_SOCKETS = (
-    2048  # of IP in one call: the kernel makes those that wait to be accepted, and charges them to nobody
-)
 FILE_BYTES = 64 * MIB
-OTHERS_TO_COME = (
-    256  # tasks of our own user that may start while an ordinary user's jail at level `process` serves
-)
+#: Of IP in one call: the kernel makes those that wait to be accepted, and charges them to nobody.
+MOST_SOCKETS = 2048
+#: Tasks of our own user that may start while an ordinary user's jail at level `process` serves.
+OTHERS_TO_COME = 256
 THREAD_STACK_BYTES = 8 * MIB  # counted as data from the start, though hardly any of it is ever used
 # After so many calls, or so long, a jail is replaced: a fresh address layout and hash seed, and no leak grows old.
 WORN_CALLS = 5000
@@ -129,6 +127,7 @@ class Jail:
         self._control: socket.socket
         self._pid: int
         self._pidfd: int | None
+        self.forkserver_pid: int  # by our own numbers
         self._forkserver_fd: int | None = None
         self._worn_timer: asyncio.TimerHandle | None = None
         self._messages: int  # where nsjail and the forkserver complain
@@ -315,8 +314,8 @@ class Jail:
             _RUN,
             number,
             _KEEP_UID if slot.uid is None else slot.uid,
-            math.ceil(limits.cpu_s)
-            + 1,  # behind our own watch, which counts all processes and is exact to WATCH_S
+            # Behind our own watch, which counts all processes and is exact to WATCH_S.
+            math.ceil(limits.cpu_s) + 1,
             FILE_BYTES,
             OPEN_FILES,
             self.most_processes(limits.processes, slot),
@@ -463,6 +462,7 @@ class Jail:
             log.warning("no handle on the forkserver", extra={"error": str(exc)})
             self._break()
             return
+        self.forkserver_pid = forkserver
         self._loop.add_reader(self._forkserver_fd, self._on_forkserver_exit)
         if self.host.place.kind == "none":
             self._warm_bytes = anonymous_bytes(forkserver)

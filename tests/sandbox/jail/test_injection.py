@@ -10,15 +10,14 @@ import contextlib
 import itertools
 import os
 import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from loadtest.costs import IN_FORKSERVER, IN_PROGRAM, injected
+from loadtest.held import descendants
 from sandbox.calls import Limits, Network, ToolCall, ToolResult
 from sandbox.errors import JailError
 from sandbox.jail import PRELOADS, Jail, host, runtime
@@ -28,10 +27,9 @@ from tests.worker.test_pool import jail_of
 from worker import pool as pool_module
 from worker.pool import JailPool
 
-from .box import Box, alive, descendants, open_fds, program, until
+from .box import Box, alive, open_fds, program, until
 
 SOURCE = Path(runtime.__file__).with_name("fork.c").read_text(encoding="utf-8")
-IN_FORKSERVER, IN_PROGRAM = 1_000_000, 2_000_000
 NAMESPACES = int(re.findall(r"NAMESPACE_POOL = (\d+)", SOURCE)[0])
 #: No step by name: where it fails the forkserver ends, and the call with it.
 LEAVING = "leave pid namespace"
@@ -54,23 +52,9 @@ ONLY_ROOT = {"setgroups", "setresgid", "setresuid"}
 
 @pytest.fixture(scope="module")
 def settings() -> Iterator[JailSettings]:
-    """A copy of the runtime, by links, whose forkserver fails where it is told to."""
-    whole = JailSettings().runtime
-    with tempfile.TemporaryDirectory(dir=whole.parent, prefix="injected-") as folder:
-        copy = Path(folder)
-        copy.chmod(0o755)
-        shutil.copyfile(whole / "manifest.json", copy / "manifest.json")
-        shutil.copytree(whole / "root", copy / "root", symlinks=True, copy_function=os.link)
-        library = copy / "root" / "jail" / "libfork.so"
-        library.unlink()
-        subprocess.run(runtime.compile_argv(library.name, library, "-DINJECT_FAULTS"), check=True)
-        library.chmod(0o755)
-        try:
-            yield JailSettings(runtime=copy)
-        finally:
-            # A worker has one runtime and binds it once. Here it lies over the one that other tests use.
-            while host.MOUNT_POINT.is_dir() and host.MOUNT_POINT.samefile(copy / "root"):
-                subprocess.run(["umount", "--lazy", host.MOUNT_POINT], check=True)
+    """A runtime whose forkserver fails where it is told to."""
+    with injected(JailSettings()) as copy:
+        yield copy
 
 
 def steps() -> list[str]:
