@@ -48,9 +48,19 @@ def compare(before: dict[str, int], after: dict[str, int]) -> list[Held]:
     return [Held(what, count, after[what]) for what, count in before.items()]
 
 
+def descendants(pid: int) -> list[int]:
+    """All processes below one, by the host's numbers."""
+    found = []
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text(encoding="ascii").split()):
+                found += [child, *descendants(child)]
+    return found
+
+
 def count_held(slots: int, first_uid: int | None) -> dict[str, int]:
     """Everything that is held now. Each slot's programs have a user from `first_uid` on, or, if None, run as we do."""
-    jails = _descendants(os.getpid())
+    jails = descendants(os.getpid())
     opened = [_links(pid) for pid in jails]
     namespaces = [sum(link.startswith("net:") for link in links) for links in opened]
     groups = _groups()
@@ -67,15 +77,6 @@ def count_held(slots: int, first_uid: int | None) -> dict[str, int]:
         "memory of the worker, KiB": _anonymous_kib(os.getpid()),
         "memory of the jails, KiB": sum(map(_anonymous_kib, jails)),
     }
-
-
-def _descendants(pid: int) -> list[int]:
-    found = []
-    with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text(encoding="ascii").split()):
-                found += [child, *_descendants(child)]
-    return found
 
 
 def _links(pid: int) -> list[str]:

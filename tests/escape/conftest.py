@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -15,11 +16,8 @@ __all__ = ["_standard", "box", "data_box", "numpy_box", "standard_box", "sympy_b
 
 @pytest.fixture(scope="session", params=["namespaces", "strict"])
 def _at_level(request: pytest.FixtureRequest) -> Iterator[Box]:
-    made = Box(settings=JailSettings(level=request.param))
-    try:
+    with closing(Box(settings=JailSettings(level=request.param))) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture

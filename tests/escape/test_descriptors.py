@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.sandbox.jail.box import SLEEP, Box, descendants, program, until
+from loadtest.held import descendants
+from tests.sandbox.jail.box import SLEEP, Box, program, until
 
 from .probe import outcomes, probe
 

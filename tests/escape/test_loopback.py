@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -15,9 +16,8 @@ from .probe import outcomes, probe
 @pytest.fixture(scope="module")
 def loopback_box() -> Iterator[Box]:
     """A jail whose programs have sockets."""
-    box = Box(slots=1, network="loopback")
-    yield box
-    box.close()
+    with closing(Box(slots=1, network="loopback")) as box:
+        yield box
 
 
 def test_no_further_protocol(loopback_box: Box) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.jail.box import SLEEP, Box, descendants, program, until
+from loadtest.held import descendants
+from tests.sandbox.jail.box import SLEEP, Box, program, until
 
 from .probe import outcomes
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.held import descendants
 from sandbox.calls import Limits, ToolCall, ToolResult
 from sandbox.errors import JailError
 from sandbox.jail import PRELOADS, Jail
 from sandbox.jail import jail as jail_module
 from sandbox.settings import JailSettings
-from tests.sandbox.jail.box import SLEEP, alive, descendants, open_fds, until
+from tests.sandbox.jail.box import SLEEP, alive, open_fds, until
 from worker import pool as pool_module
 from worker.pool import JailPool
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.held import descendants
 from sandbox.calls import Limits, ToolCall, ToolResult
 from sandbox.errors import JailError
 from sandbox.jail import PRELOADS, Jail, Slot
 from sandbox.settings import JailSettings
-from tests.sandbox.jail.box import descendants, open_fds, until
+from tests.sandbox.jail.box import open_fds, until
 from worker import pool as pool_module
 from worker.pool import JailPool
 

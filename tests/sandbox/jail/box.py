@@ -105,27 +105,14 @@ class Box:
         return self.do(all_of_them())
 
     def forkserver_pid(self) -> int:
-        """The host's number of the forkserver, the child of nsjail."""
-        nsjail = self.jail._pid
-        if self.host.nsjail is None:  # at level `process` we have started it ourselves
-            return nsjail
-        return int(Path(f"/proc/{nsjail}/task/{nsjail}/children").read_text(encoding="ascii"))
+        """The host's number of the forkserver."""
+        return self.jail.forkserver_pid
 
     def close(self) -> None:
         """End the jail and remove the slots."""
         self.do(self.end())
         self.slots.close()
         self._runner.close()
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below one, by the host's numbers."""
-    found = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text(encoding="ascii").split()):
-                found += [child, *descendants(child)]
-    return found
 
 
 def alive(pid: int) -> bool:

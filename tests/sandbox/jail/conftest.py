@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -10,11 +11,8 @@ from .box import Box
 
 
 def _box(preload: str) -> Iterator[Box]:
-    box = Box(preload)
-    try:
+    with closing(Box(preload)) as box:
         yield box
-    finally:
-        box.close()
 
 
 def whole(box: Box) -> Iterator[Box]:

@@ -10,10 +10,11 @@ import time
 
 import pytest
 
+from loadtest.held import descendants
 from sandbox.calls import MIB, CallStatus, ToolResult
 from sandbox.jail.cgroups import Place
 
-from .box import SLEEP, SPIN, Box, descendants, program, until
+from .box import SLEEP, SPIN, Box, program, until
 
 
 class TestVerdicts:

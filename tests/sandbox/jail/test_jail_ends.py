@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.held import descendants
 from sandbox.calls import ToolResult
 from sandbox.errors import JailError
 from sandbox.jail import PRELOADS, Jail, Slot
 from sandbox.jail import jail as jail_module
 from sandbox.jail.cgroups import GroupUsage
 
-from .box import SLEEP, Box, alive, descendants, open_fds, program, until
+from .box import SLEEP, Box, alive, open_fds, program, until
 
 
 def fill_gaps() -> list[int]:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.held import descendants
 from sandbox.calls import ToolCall, ToolResult
 from sandbox.errors import JailError
 
-from .box import SLEEP, SPIN, Box, descendants, open_fds, program, until
+from .box import SLEEP, SPIN, Box, open_fds, program, until
 
 SLOTS = 4
 FAMILY = "import os, time\nfor _ in range(12):\n    if os.fork() == 0:\n        time.sleep(60)\n        os._exit(0)\n"

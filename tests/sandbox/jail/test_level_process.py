@@ -15,7 +15,6 @@ import signal
 import struct
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import textwrap
 from collections.abc import Callable
@@ -24,15 +23,16 @@ from typing import Any
 
 import pytest
 
+from loadtest.held import descendants
 from sandbox.calls import MIB, Limits, ToolCall
 from sandbox.errors import ConfigError, JailError
 from sandbox.jail import PRELOADS, Jail, host
-from sandbox.jail.interpreter import ask_interpreter
 from sandbox.jail.seccomp import compile_filter, parse
 from sandbox.jail.selftest import check_walls
 from sandbox.settings import JailSettings
 
-from .box import SLEEP, SPIN, Box, alive, descendants, open_fds, until
+from .box import SLEEP, SPIN, Box, alive, open_fds, until
+from .elsewhere import report_from_elsewhere
 from .test_watched import EXPECTED as WATCHED
 from .test_watched import GROW, NONE, ORDINARY
 from .test_watched import PROGRAMS as LIMITED
@@ -346,26 +346,13 @@ def refuse_namespaces() -> None:
 
 def run_on(kind: str) -> dict[str, Any]:
     """The report of one host."""
-    mounts = {
-        "repository": Path(__file__).parents[3],
-        "packages": Path(sysconfig.get_path("purelib")),
-        "runtime": JailSettings().runtime,
-        "python": Path(sys.base_prefix),
-    }
     users = {
         "root": ["env"],
         "container": ["setpriv", f"--bounding-set=-all,{DOCKER}", "--inh-caps=-all"],
         "ordinary": ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", f"--groups={ORDINARY},100"],
     }
-    python_name = ask_interpreter(Path(sys.executable)).executable.name
-    with tempfile.TemporaryDirectory(prefix="level-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        steps = ["mount --make-rprivate /"]
-        for mount, source in mounts.items():
-            (folder / mount).mkdir()
-            steps.append(f"mount --bind '{source}' {folder / mount}")
-        python = [f"{folder}/python/bin/{python_name}", "-s", "-B", "-c"]
+
+    def command(folder: Path, python: list[str]) -> list[str]:
         place = "host" if kind == "root" else "none"
         main = textwrap.dedent(f"""
             import json
@@ -373,24 +360,13 @@ def run_on(kind: str) -> dict[str, Any]:
             print(json.dumps(report('{folder}/runtime', '{place}')))
         """)
         behind = [*users[kind], *python, main]
-        if kind != "root":
-            # The filter before the user: it takes a privilege to put one up without giving up privileges for good.
-            first = f"import os\nfrom tests.sandbox.jail.test_level_process import refuse_namespaces\nrefuse_namespaces()\nos.execvp({behind[0]!r}, {behind!r})"
-            behind = [*python, first]
-        done = subprocess.run(
-            ["unshare", "-m", "sh", "-c", " && ".join([*steps, 'exec "$@"']), "sh", *behind],
-            capture_output=True,
-            text=True,
-            env={
-                "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
-                "PYTHONPATH": f"{folder}/repository:{folder}/packages",
-                "LD_LIBRARY_PATH": f"{folder}/python/lib",
-            },
-            timeout=240,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+        if kind == "root":
+            return behind
+        # The filter before the user: it takes a privilege to put one up without giving up privileges for good.
+        first = f"import os\nfrom tests.sandbox.jail.test_level_process import refuse_namespaces\nrefuse_namespaces()\nos.execvp({behind[0]!r}, {behind!r})"
+        return [*python, first]
+
+    return report_from_elsewhere(command, 240)
 
 
 @pytest.fixture(scope="module", params=HOSTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,8 @@ def exchange(family, address, kind=socket.SOCK_STREAM):
 
 @pytest.fixture(scope="module")
 def _loopback() -> Iterator[Box]:
-    box = Box(network="loopback")
-    try:
+    with closing(Box(network="loopback")) as box:
         yield box
-    finally:
-        box.close()
 
 
 @pytest.fixture

@@ -33,11 +33,8 @@ def opened(level: Level = "namespaces", **box: Any) -> Iterator[Box]:
         lack := process_lack(JailSettings().runtime / "root", is_root=os.geteuid() == 0)
     ):
         pytest.skip(f"not at this level: {lack[0]}")
-    made = Box(slots=1, settings=JailSettings(level=level), **box)
-    try:
+    with contextlib.closing(Box(slots=1, settings=JailSettings(level=level), **box)) as made:
         yield made
-    finally:
-        made.close()
 
 
 def table() -> dict[str, list[str]]:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import sysconfig
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +12,12 @@ from sandbox.calls import MIB, CallStatus
 from sandbox.errors import JailError
 from sandbox.jail import Slot
 from sandbox.jail.cgroups import Place, find_place
-from sandbox.jail.interpreter import ask_interpreter
 from sandbox.jail.selftest import check_walls
 from sandbox.jail.watched import Watched
 from sandbox.settings import JailSettings
 
 from .box import SPIN, Box, program
+from .elsewhere import report_from_elsewhere
 
 NONE = Place("none", {}, "a test")
 #: Host user of the tests that want an ordinary one; `nobody` owns no file anywhere.
@@ -88,42 +83,18 @@ def report(settings: JailSettings | None = None) -> dict[str, Any]:
 
 
 def report_of_an_ordinary_user() -> dict[str, Any]:
-    """The same from a process that is nobody on this host, and that sees what it needs at a place open to it."""
-    mounts = {
-        "repository": Path(__file__).parents[3],
-        "packages": Path(sysconfig.get_path("purelib")),
-        "runtime": JailSettings().runtime,
-        "python": Path(sys.base_prefix),
-    }
-    python_name = ask_interpreter(Path(sys.executable)).executable.name
-    with tempfile.TemporaryDirectory(prefix="ordinary-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        steps = ["mount --make-rprivate /"]
-        for mount, source in mounts.items():
-            (folder / mount).mkdir()
-            steps.append(f"mount --bind '{source}' {folder / mount}")
+    """The same from a process that is nobody on this host."""
+
+    def command(folder: Path, python: list[str]) -> list[str]:
+        # With groups of its own, as every login has some: an ordinary user cannot give them up.
+        user = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", f"--groups={ORDINARY},100,101"]
         code = (
             "import json, pathlib\nfrom tests.sandbox.jail.test_watched import JailSettings, report\n"
             f"print(json.dumps(report(JailSettings(runtime=pathlib.Path('{folder}/runtime')))))"
         )
-        # With groups of its own, as every login has some: an ordinary user cannot give them up.
-        user = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", f"--groups={ORDINARY},100,101"]
-        python = [f"{folder}/python/bin/{python_name}", "-s", "-B", "-c", code]
-        done = subprocess.run(
-            ["unshare", "-m", "sh", "-c", " && ".join([*steps, 'exec "$@"']), "sh", *user, *python],
-            capture_output=True,
-            text=True,
-            env={
-                "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
-                "PYTHONPATH": f"{folder}/repository:{folder}/packages",
-                "LD_LIBRARY_PATH": f"{folder}/python/lib",
-            },
-            timeout=50,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+        return [*user, *python, code]
+
+    return report_from_elsewhere(command, 50)
 
 
 @pytest.fixture(scope="module", params=["as we are", "an ordinary user"])
