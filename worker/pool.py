@@ -83,12 +83,9 @@ class JailPool:
         try:
             async with asyncio.timeout(NO_JAIL_S):
                 while not self._is_closed:
-                    heavier = [jail for jail in jails[wanted:] if jail is not None and not jail.is_broken]
-                    lighter = [jail for jail in jails[:wanted] if jail is not None and not jail.is_broken]
-                    if heavier:
-                        return heavier[0]
-                    if lighter:
-                        return lighter[-1]
+                    for jail in (*jails[wanted:], *reversed(jails[:wanted])):
+                        if jail is not None and not jail.is_broken:
+                            return jail
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError as exc:

@@ -96,9 +96,8 @@ class GroupV1:
             folder.mkdir()
         memory, pids, cpuacct = (self._folders[name] for name in V1_CONTROLLERS)
         _put(memory / "memory.swappiness", "0")  # the bound is on memory alone, and swap would extend it
-        sockets = (
-            memory / "memory.kmem.tcp.limit_in_bytes"
-        )  # of all protocols, whatever its name; v2 counts them as memory
+        # Of all protocols, whatever its name; v2 counts them as memory.
+        sockets = memory / "memory.kmem.tcp.limit_in_bytes"
         if sockets.exists():
             _put(sockets, str(SOCKET_BYTES))
         self.enter_fds = tuple(_open(folder / "cgroup.procs") for folder in self._folders.values())
@@ -338,8 +337,6 @@ class Groups:
         self.kind = place.kind
         name_here = f"{FOLDER}-w{os.getpid()}-{secrets.token_hex(4)}"  # one process may have several
         self._folders = {name: path / name_here for name, path in place.parents.items()}
-        leaf = f"{FOLDER}-main" if place.kind == "v2" else ""
-        self._places = {name: path / leaf for name, path in place.parents.items()}  # where we are
         self._locks: list[int] = []
         self._groups: list[Group] = []
         for parent, folder in zip(place.parents.values(), self._folders.values(), strict=True):
@@ -351,19 +348,20 @@ class Groups:
                 self._locks.append(_lock(folder))
         if self.kind == "v2":
             _put(self._folders[""] / "cgroup.subtree_control", _enable(self._folders[""]))
+        leaf = f"{FOLDER}-main" if place.kind == "v2" else ""
+        own = next(iter(place.parents.values())) / leaf
         self._closing = threading.Event()
-        self._pulse = threading.Thread(target=self._keep_warm, name="cgroup-pulse", daemon=True)
+        self._pulse = threading.Thread(target=self._keep_warm, args=(own,), name="cgroup-pulse", daemon=True)
         self._pulse.start()
 
-    def _keep_warm(self) -> None:
+    def _keep_warm(self, own: Path) -> None:
         """Keep the kernel ready for the next program to enter its group.
 
         The first process that enters a group after a quiet while waits for the kernel to warn every fork on the machine
         (an RCU grace period: 6 ms here, up to 20 elsewhere); others who come within that time do not wait. So we enter
         the group that we are in already, again and again, which changes nothing and takes 20 µs.
         """
-        own = next(iter(self._places.values())) / "cgroup.procs"
-        procs = _open(own, os.O_WRONLY)
+        procs = _open(own / "cgroup.procs", os.O_WRONLY)
         try:
             while not self._closing.wait(PULSE_S):
                 os.pwrite(procs, b"0", 0)

@@ -49,8 +49,7 @@ class Check:
 
 def lacking(checks: list[Check], level: Level) -> list[str]:
     """Names of the checks that a level needs and that this host fails."""
-    needed = {"strict": {NAMESPACES, "strict"}}.get(level, {level})
-    return [check.name for check in checks if check.level in needed and not check.ok]
+    return [check.name for check in checks if check.level == level and not check.ok]
 
 
 def check_host(settings: JailSettings, root: Path = Path("/")) -> list[Check]:
