@@ -107,9 +107,8 @@ def make_pages(gateway: Gateway, reader: CallReader, title: str, version: str) -
             swagger_js_url=f"{files}/swagger-ui-bundle.js",
             swagger_css_url=f"{files}/swagger-ui.css",
             swagger_favicon_url=f"{files}/favicon.png",
-            swagger_ui_parameters={
-                "validatorUrl": None
-            },  # or it shows our description to a stranger's service
+            # Or it shows our description to a stranger's service.
+            swagger_ui_parameters={"validatorUrl": None},
         )
 
     return router

@@ -207,9 +207,8 @@ def first_error(exc: ValidationError) -> str:
 
     A name that we do not know goes before the field that is missing because of it.
     """
-    if (
-        exc.error_count() > 1000
-    ):  # listing all, the one way there is, takes 3 µs each, and a body can hold a million
+    # Listing all, the one way there is, takes 3 µs each, and a body can hold a million.
+    if exc.error_count() > 1000:
         return f"body: {exc.error_count()} errors, too many to name one"
     errors = exc.errors(include_url=False, include_context=False, include_input=False)
     error = min(errors, key=lambda error: error["type"] != "extra_forbidden")

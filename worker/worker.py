@@ -37,9 +37,8 @@ from worker.pool import JailPool
 log = logging.getLogger("worker")
 
 MOST_DELIVERIES = 2  # a call that two workers did not survive is not given to a third
-SETTLE_CHARACTERS = (
-    1 << 20
-)  # of output in one transaction, which must be through before the queue's time limit
+# Of output in one transaction, which must be through before the queue's time limit.
+SETTLE_CHARACTERS = 1 << 20
 RETRY_S = 0.5  # between attempts while Redis is away
 RECLAIM_S = 1.0  # how often we look for calls of silent workers
 # Results for each slot that may wait for Redis. When it is full it refuses results, and still hands out calls.

@@ -106,9 +106,7 @@ def choose_interpreter(
         for python in _candidates(minor, folders, prefix):
             try:
                 found = ask_interpreter(python)
-            except (
-                ConfigError
-            ):  # pyenv puts commands for all of its versions on PATH, and most refuse to start
+            except ConfigError:  # pyenv has commands for all its versions on PATH, and most refuse to start
                 continue
             if found.short_version == f"3.{minor}" and found.is_preferred and not found.lacks:
                 return found
