@@ -9,11 +9,13 @@ program runs on and its place is not free.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import TracebackType
 from typing import Self
 
 from gateway.metrics import Metrics
 from gateway.readiness import Readiness
+from gateway.tenants import Tenant
 from sandbox.errors import Overloaded, Unavailable
 
 #: What keeps us from serving is looked at once a second, so nothing changes sooner.
@@ -28,36 +30,47 @@ class Admission:
     def __init__(self, bound: int, readiness: Readiness, metrics: Metrics) -> None:
         self.bound = bound
         self.held = 0
+        self._held_by: Counter[str] = Counter()
         self._readiness = readiness
         self._metrics = metrics
         self._usual_s = 0.0
         self._emptied: asyncio.Event | None = None
 
-    def enter(self) -> Permit:
-        """A permit for one call. Raises Unavailable or Overloaded."""
+    def enter(self, tenant: Tenant) -> Permit:
+        """A permit for one call of a tenant. Raises Unavailable or Overloaded."""
         obstacle = self._readiness.obstacle()
         if obstacle is not None:
             self._metrics.shed.labels(obstacle.word).inc()
             raise Unavailable(obstacle.sentence, retry_after_s=UNAVAILABLE_RETRY_S)
-        self.take(1)
-        return Permit(self)
+        self.take(tenant, 1)
+        return Permit(self, tenant)
 
-    def take(self, calls: int) -> None:
+    def take(self, tenant: Tenant, calls: int) -> None:
         """Count `calls` more. Raises Overloaded, then none is counted."""
+        of_tenant = self._held_by.get(tenant.name, 0)
+        if tenant.max_in_flight is not None and of_tenant + calls > tenant.max_in_flight:
+            self._metrics.shed.labels("tenant").inc()
+            raise Overloaded(
+                f"tenant {tenant.name} has its {tenant.max_in_flight} calls in flight",
+                retry_after_s=self.retry_after_s(),
+            )
         if self.held + calls > self.bound:
             self._metrics.shed.labels("full").inc()
             raise Overloaded(
                 f"{self.held} of {self.bound} calls are in flight here", retry_after_s=self.retry_after_s()
             )
-        self.held += calls
-        self._metrics.in_flight.set(self.held)
+        self._count(tenant, calls)
 
-    def give_back(self, calls: int) -> None:
+    def give_back(self, tenant: Tenant, calls: int) -> None:
         """Count `calls` less."""
-        self.held -= calls
-        self._metrics.in_flight.set(self.held)
+        self._count(tenant, -calls)
         if self._emptied is not None and self.held == 0:
             self._emptied.set()
+
+    def _count(self, tenant: Tenant, calls: int) -> None:
+        self.held += calls
+        self._held_by[tenant.name] += calls
+        self._metrics.in_flight.set(self.held)
 
     def learn(self, seconds: float) -> None:
         """Note how long a request held its permit; the last twenty or so count."""
@@ -77,17 +90,18 @@ class Admission:
 class Permit:
     """One request's share of the bound, held for the length of a `with` block."""
 
-    __slots__ = ("_admission", "_calls", "_since")
+    __slots__ = ("_admission", "_calls", "_since", "_tenant")
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, tenant: Tenant) -> None:
         self._admission = admission
+        self._tenant = tenant
         self._calls = 1
         self._since = asyncio.get_running_loop().time()
 
     def widen(self, calls: int) -> None:
         """Hold `calls` in all. Raises Overloaded, then the permit stays as it was."""
         if calls > self._calls:
-            self._admission.take(calls - self._calls)
+            self._admission.take(self._tenant, calls - self._calls)
             self._calls = calls
 
     def __enter__(self) -> Self:
@@ -98,4 +112,4 @@ class Permit:
     ) -> None:
         if kind is None:
             self._admission.learn(asyncio.get_running_loop().time() - self._since)
-        self._admission.give_back(self._calls)
+        self._admission.give_back(self._tenant, self._calls)

@@ -25,6 +25,7 @@ from gateway.openapi import add_hot_routes
 from gateway.pages import DOCS_FILES, make_pages
 from gateway.reader import CallerGone, CallReader
 from gateway.routes import BatchRoute, RunRoute, send_json
+from gateway.tenants import Authentication
 from sandbox.errors import InternalError, SandboxError
 from sandbox.settings import Settings
 
@@ -69,6 +70,7 @@ def create_app(settings: Settings, queue: Queue) -> FastAPI:
     ]
     app.include_router(make_pages(gateway, reader, _TITLE, release))
     app.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_offline", "static")]))
+    app.add_middleware(Authentication)
     app.add_middleware(Answers, metrics=gateway.metrics)
     return app
 

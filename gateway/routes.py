@@ -29,6 +29,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.gateway import Gateway
 from gateway.reader import CallReader, read_body
 from gateway.replies import Answer, Reply
+from gateway.tenants import tenant_of
 from sandbox.calls import CallStatus, ToolCall, ToolResult
 from sandbox.errors import InternalError, InvalidCall, QueueTimeout, SandboxError
 
@@ -46,7 +47,7 @@ class RunRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request; what is wrong rises as a SandboxError."""
-        with self._gateway.admission.enter():
+        with self._gateway.admission.enter(tenant_of(scope)):
             call = self._reader.one(await read_body(scope, receive, self._max_body_bytes))
             answer = await asyncio.shield(self._gateway.submit(call))
             if isinstance(answer, SandboxError):
@@ -66,7 +67,7 @@ class BatchRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request; what is wrong with the whole of it rises as a SandboxError."""
-        with self._gateway.admission.enter() as permit:
+        with self._gateway.admission.enter(tenant_of(scope)) as permit:
             items = self._reader.many(await read_body(scope, receive, self._max_body_bytes))
             permit.widen(sum(isinstance(item, ToolCall) for item in items))
             self._gateway.metrics.batch_calls.observe(len(items))

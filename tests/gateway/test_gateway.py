@@ -13,6 +13,7 @@ from gateway.admission import LONGEST_RETRY_S, Admission
 from gateway.gateway import Gateway
 from gateway.metrics import Metrics
 from gateway.readiness import Readiness
+from gateway.tenants import ANONYMOUS
 from sandbox.errors import ConfigError, Overloaded, Unavailable
 from sandbox.queue import QueuedCall, WorkerInfo
 from sandbox.settings import Settings
@@ -142,7 +143,7 @@ async def test_retry_after_follows_the_pace() -> None:
 async def test_a_permit_that_cannot_widen_stays_as_it_was() -> None:
     """A refused batch gives back exactly what it held."""
     admission = Admission(3, await make_ready(), Metrics())
-    with admission.enter() as permit:
+    with admission.enter(ANONYMOUS) as permit:
         permit.widen(2)
         with pytest.raises(Overloaded):
             permit.widen(4)
