@@ -7,7 +7,7 @@ Theory of operation. These tasks, all owned by `Worker.run`:
                it also takes over calls whose worker has gone silent, and trims the streams
     serve      one call: expired or delivered too often → answered unstarted; else run in a jail
     settle     sends what has ended, all of it in one pipeline; while that is on its way the next ones gather
-    heartbeat  renews the leases of what we hold, and says that we live
+    heartbeat  renews the leases of what we hold, and says that we live, or that we are leaving
 
 Who may die. A jail: the pool replaces it. This worker: its leases end, and another one reclaims its calls. A result
 that was sent but not acknowledged is sent twice; the gateway drops the second by its id. Redis: `take` and the
@@ -70,17 +70,20 @@ class Worker:
         self._has_room = asyncio.Event()
         self._stopping = asyncio.Event()
         self._finished = asyncio.Event()  # nothing runs any more, and nothing will
+        self._beat = asyncio.Event()  # the heartbeat has something to say now
         self._started_at = time.time()
         metrics.slots.set(self._slots)
 
     def stop(self) -> None:
-        """Take no further calls; `run` then drains and returns."""
+        """Take no further calls, and say so at once; `run` then drains and returns."""
         self._stopping.set()
         self._has_room.set()
+        self._beat.set()
 
     async def run(self) -> None:
         """Serve until `stop`. Opens the queue, as soon as there is a Redis; raises ConfigError for one too old."""
-        await self._until_redis_is_there()
+        if not await self._found_redis():
+            return
         settle = asyncio.create_task(self._settle_forever())
         heartbeat = asyncio.create_task(self._heartbeat())
         take = asyncio.create_task(self._take_forever())
@@ -93,7 +96,8 @@ class Worker:
 
     # ---- in ----
 
-    async def _until_redis_is_there(self) -> None:
+    async def _found_redis(self) -> bool:
+        """Wait for it, and say that we are there; False when told to stop before that."""
         said = False
         while not self._stopping.is_set():
             try:
@@ -109,7 +113,8 @@ class Worker:
                     "serving",
                     extra={"worker": self.id, "slots": self._slots, "isolation": self._pool.host.level},
                 )
-                return
+                return True
+        return False
 
     async def _take_forever(self) -> None:
         is_away = False
@@ -232,7 +237,12 @@ class Worker:
     # ---- leases ----
 
     async def _heartbeat(self) -> None:
-        while not await told_within(self._finished, self._settings.lease_s / 3):
+        """The only one that announces, so that an older word never comes after a newer one."""
+        while True:
+            await told_within(self._beat, self._settings.lease_s / 3)
+            self._beat.clear()
+            if self._finished.is_set():
+                return
             try:
                 if self._held:
                     await self._queue.renew(self.id, list(self._held.values()))
@@ -280,6 +290,7 @@ class Worker:
             await asyncio.wait(self._serving)
         self._finished.set()
         self._has_done.set()
+        self._beat.set()
         await asyncio.wait([settle, heartbeat])
         await self._leave()
         log.info("drained", extra={"unsettled": len(self._held)})

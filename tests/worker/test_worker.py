@@ -157,11 +157,11 @@ class SeenQueue(CallQueue, Watch):
 class Running:
     """A worker that serves, and its parts."""
 
-    def __init__(self, redis, slots: int, grace_s: float) -> None:
+    def __init__(self, redis, slots: int, grace_s: float, lease_s: float) -> None:
         self.pool = Pool(slots)
         self.queue = SeenQueue(redis)
         self.metrics = WorkerMetrics()
-        settings = WorkerSettings(lease_s=LEASE_S, grace_s=grace_s)
+        settings = WorkerSettings(lease_s=lease_s, grace_s=grace_s)
         self.worker = Worker(settings, self.queue, self.pool, self.metrics)
         self.task = asyncio.create_task(self.worker.run())
 
@@ -176,9 +176,11 @@ class Running:
 
 
 @asynccontextmanager
-async def serving(redis, slots: int = 2, grace_s: float = 30.0) -> AsyncIterator[Running]:
+async def serving(
+    redis, slots: int = 2, grace_s: float = 30.0, lease_s: float = LEASE_S
+) -> AsyncIterator[Running]:
     """A worker of its own; whatever holds at the end is let go, and then it drains."""
-    running = Running(redis, slots, grace_s)
+    running = Running(redis, slots, grace_s, lease_s)
     try:
         yield running
     finally:
@@ -420,6 +422,17 @@ async def test_a_drain_finishes_what_runs_and_leaves_the_registry(any_redis, que
         assert await queue.workers() == []
         backlog = await queue.backlog()
         assert (backlog.waiting, backlog.running) == (1, 0)
+
+
+async def test_a_drain_is_announced_at_once(any_redis, queue) -> None:
+    """Gateways learn of it when it begins, and not at the next heartbeat, which may be many seconds away."""
+    await put(queue, "hold")
+    async with serving(any_redis, lease_s=3600) as running:
+        await running.pool.until(lambda: running.pool.running == 1)
+        assert [info.draining for info in await queue.workers()] == [False]
+        running.worker.stop()
+        await running.queue.until(lambda: running.queue.did["ping"] > 0)
+        assert [info.draining for info in await queue.workers()] == [True]
 
 
 async def test_what_outruns_the_grace_is_left_to_others(any_redis, queue) -> None:
