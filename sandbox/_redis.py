@@ -11,17 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
-from redis.asyncio.connection import parse_url
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
+from sandbox._connect import connect
 from sandbox.errors import ConfigError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -42,10 +39,6 @@ _COMMAND_TIMEOUT_S = 2.0
 #: Longer than the longest block by what a busy event loop may lag, for a read that is given up loses replies.
 _READ_TIMEOUT_S = MAX_BLOCK_S + 3.0
 
-#: Redis runs one command after the other, so more than a few connections only move the queue. Commands wait
-#: for one; a blocking read, of which a process has one or two, is refused.
-_MAX_CONNECTIONS = 8
-
 #: What Redis answers when the stream or the group is gone: to a read, to a read that waited, to XINFO.
 _NO_GROUP = ("NOGROUP", "UNBLOCKED", "no such key")
 
@@ -65,14 +58,21 @@ class RedisLink:
     """Connections to one Redis, made when needed and again after a failure. `close` ends them.
 
     `streams` and their `group` are there whenever a command needs them: what fails for want of a group has
-    not run, so the group is made and the command sent again.
+    not run, so the group is made and the command sent again. What has no answer after `command_timeout_s`, the
+    way to Redis included, is Unavailable.
     """
 
-    def __init__(self, url: str, streams: Sequence[str] = (), group: str = "") -> None:
+    def __init__(
+        self,
+        url: str,
+        streams: Sequence[str] = (),
+        group: str = "",
+        command_timeout_s: float = _COMMAND_TIMEOUT_S,
+    ) -> None:
         self._streams = streams
         self._group = group
-        self._commands = _client(url, BlockingConnectionPool, _COMMAND_TIMEOUT_S)
-        self._reads = _client(url, ConnectionPool, _READ_TIMEOUT_S)
+        self._command_timeout_s = command_timeout_s
+        self._commands, self._reads = connect(url, command_timeout_s, _READ_TIMEOUT_S)
         self._offset_ms: float | None = None
 
     async def open(self) -> None:
@@ -120,7 +120,12 @@ class RedisLink:
     async def read(self, *command: str | bytes | int | float) -> Any:
         """Run one command that may wait for up to MAX_BLOCK_S. Cancelling it loses what it was to bring."""
         run: Callable[..., Awaitable[Any]] = self._reads.execute_command
-        return await self._with_group(lambda: run(*command))
+
+        async def exchange() -> Any:
+            async with _within(_READ_TIMEOUT_S):
+                return await run(*command)
+
+        return await self._with_group(exchange)
 
     async def groups(self) -> list[Group]:
         """Where the group stands in each stream, in one round trip.
@@ -165,7 +170,8 @@ class RedisLink:
         pipeline = self._commands.pipeline(transaction=False)
         for command in [("MULTI",), *commands, ("EXEC",)] if atomic else commands:
             pipeline.execute_command(*command)
-        answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        async with _within(self._command_timeout_s):
+            answers: list[Any] = await pipeline.execute(raise_on_error=False)
         _raise_first_error(answers)
         if atomic:
             answers = answers[-1]
@@ -194,34 +200,21 @@ def _raise_first_error(answers: Sequence[Any]) -> None:
             raise answer
 
 
-def _client(url: str, kind: type[ConnectionPool], timeout_s: float) -> Redis:
-    if not url:
-        raise ConfigError(
-            "there is no Redis to use: set REDIS_URL, or `url` below [redis] in the settings file"
-        )
-    try:
-        options: dict[str, Any] = {**parse_url(url)}
-    except ValueError as exc:
-        raise ConfigError(f"REDIS_URL: {exc}") from exc
-    # Ours come last, since a URL's query could set these too and break what the queue relies on.
-    options |= {
-        "max_connections": _MAX_CONNECTIONS,
-        "protocol": 2,
-        "decode_responses": False,
-        "retry": Retry(NoBackoff(), 0),
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": _COMMAND_TIMEOUT_S,
-    }
-    client = Redis.from_pool(kind(**options))
-    client.response_callbacks.clear()  # answers come as Redis documents them
-    return client
-
-
 def _causes(exc: BaseException) -> Iterator[BaseException]:
     cause = exc.__cause__
     while cause is not None:
         yield cause
         cause = cause.__cause__
+
+
+@asynccontextmanager
+async def _within(timeout_s: float) -> AsyncIterator[None]:
+    """One bound for all steps of an exchange: a free connection, the way to Redis, the answer."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as exc:
+        raise TimeoutError(f"no answer within {timeout_s:g} s") from exc
 
 
 @contextmanager
