@@ -6,9 +6,10 @@ running by a task of its own; children that start and end together are a stage.
 
 Who may die. A child: it is started again, after a pause that doubles with every early death. A child that was
 never well, and died early three times or says that its start is refused, however long it took to find out, is
-given up, and the whole stack with it. All are well once the stack was ready. Whatever a dead child leaves in its
-process group is killed before its next life. The supervisor, killed: every child has asked the kernel for SIGTERM
-at its parent's death (PR_SET_PDEATHSIG), so none stays behind.
+given up, and the whole stack with it. All are well once the stack was ready. A child that was well and ends with 0
+was asked to by somebody else, who restarts the stack part by part: its next life begins at once. Whatever a dead
+child leaves in its process group is killed before its next life. The supervisor, killed: every child has asked the
+kernel for SIGTERM at its parent's death (PR_SET_PDEATHSIG), so none stays behind.
 
 That request is made between fork and exec (`preexec_fn`). A small program in between that asks and execs would
 cost an interpreter's start for each child, and `preexec_fn` is dangerous only beside other threads, of which
@@ -105,6 +106,9 @@ class Child:
                 break
             if code != _REFUSED and time.monotonic() - born >= self.program.well_after_s:
                 self.was_well, early_deaths = True, 0
+            if code == 0 and self.was_well:
+                log.info("child ended", extra={"child": self.program.name, "exit_code": 0, "again_in_s": 0})
+                continue
             early_deaths += 1
             if not self.was_well and (code == _REFUSED or early_deaths >= _MOST_EARLY_DEATHS):
                 raise ConfigError(self._obituary(code))

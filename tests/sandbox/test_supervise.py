@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox import supervise
 from sandbox.errors import ConfigError, Unavailable
 from sandbox.supervise import Child, Program, Stage, Supervisor
 
@@ -122,6 +123,24 @@ async def test_a_child_that_was_well_is_never_given_up(nursery: Nursery) -> None
         os.kill((await nursery.born()).pid, signal.SIGKILL)
     await nursery.born()
     assert nursery.failures.empty()
+
+
+async def test_a_child_that_somebody_restarts_is_back_at_once(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that was well and ends with 0 is no failure: no pause comes before its next life, however often."""
+    monkeypatch.setattr(supervise, "_FIRST_PAUSE_S", 3600.0)
+    nursery.start(nursery.program("a", well_after_s=0.0))
+    for _ in range(5):
+        os.kill((await nursery.born()).pid, signal.SIGTERM)
+    await nursery.born()
+    assert nursery.failures.empty()
+
+
+async def test_a_child_that_ends_with_0_before_it_was_well_is_given_up(nursery: Nursery) -> None:
+    """A program that does nothing and calls that a success would be started for ever."""
+    nursery.start(python("pass"))
+    assert "small does not stay up (exit code 0)" in str(await nursery.failures.get())
 
 
 async def test_a_child_that_never_gets_well_is_given_up_with_its_last_words(nursery: Nursery) -> None:
