@@ -50,6 +50,7 @@ class Group:
     stream: str
     waiting: int  # its lag: entries that it has not delivered
     running: int  # entries delivered and not acknowledged
+    taken_total: int | None  # entries ever delivered; None when Redis cannot tell
     last_delivered: str
     oldest_needed: str  # the oldest pending id, or the last delivered one when none is pending
 
@@ -191,7 +192,9 @@ def _group(stream: str, name: str, infos: list[list[Any]], pending: list[Any], l
     # No lag means that somebody deleted entries by hand. What is left of the stream bounds it from above.
     waiting = length - running if info[b"lag"] is None else info[b"lag"]
     oldest_needed = oldest_pending.decode() if running else last_delivered
-    return Group(stream, waiting, running, last_delivered, oldest_needed)
+    # A group that has read nothing yet has no count.
+    taken_total = 0 if last_delivered == "0-0" else info[b"entries-read"]
+    return Group(stream, waiting, running, taken_total, last_delivered, oldest_needed)
 
 
 def _raise_first_error(answers: Sequence[Any]) -> None:

@@ -86,6 +86,25 @@ class Backlog:
     oldest_wait_s: float  # age of the oldest call that waits; 0 when none does
 
 
+@dataclass(frozen=True, slots=True)
+class StreamPulse:
+    """Where the workers stand in the stream of one priority."""
+
+    waiting: int  # calls that no worker has taken
+    running: int  # calls taken and not settled
+    taken_total: int | None  # calls ever taken; None when somebody deleted entries, so that Redis cannot tell
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What Redis tells of itself and of the streams."""
+
+    run_id: str  # names one life of one server, and so changes with a restart or a failover
+    used_bytes: int
+    max_bytes: int  # above it Redis refuses calls; 0: no bound
+    streams: dict[str, StreamPulse]  # by priority
+
+
 class WorkerInfo(BaseModel):
     """What a worker tells of itself. Fields of a newer worker are left out, so that versions can mix."""
 
@@ -323,6 +342,22 @@ class CallQueue:
         if garbage:
             await self._link.send(("XACK", stream, GROUP, *garbage))
         return taken
+
+    async def pulse(self) -> Pulse:
+        """How full Redis is and how far the workers are; sets the clock as `ping` does."""
+        await self._link.read_clock()
+        groups = await self._link.groups()
+        (info,) = await self._link.send(("INFO", "server", "memory"))
+        told = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+        return Pulse(
+            run_id=told["run_id"],
+            used_bytes=int(told["used_memory"]),
+            max_bytes=int(told["maxmemory"]),
+            streams={
+                group.stream.rpartition(":")[2]: StreamPulse(group.waiting, group.running, group.taken_total)
+                for group in groups
+            },
+        )
 
 
 def _worker_info(text: bytes) -> WorkerInfo | None:

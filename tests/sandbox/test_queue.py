@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from sandbox.calls import Base64File, CallStatus, Limits, ToolCall, ToolResult
 from sandbox.errors import ConfigError, Unavailable
 from sandbox.keys import GROUP, Keys
-from sandbox.queue import Backlog, CallQueue, Delivery, QueuedCall, WorkerInfo
+from sandbox.queue import Backlog, CallQueue, Delivery, QueuedCall, StreamPulse, WorkerInfo
 from sandbox.settings import RedisSettings
 
 KEYS = Keys("test")
@@ -394,6 +394,37 @@ async def test_a_lag_that_a_stranger_spoiled_is_bounded_from_above(redis_server,
     assert (await queue.backlog()).waiting == 2
 
 
+async def test_the_pulse_tells_how_far_the_workers_are(queue: CallQueue) -> None:
+    """What waits, runs and was ever taken, for each priority by itself."""
+    assert (await queue.pulse()).streams == {"tool": StreamPulse(0, 0, 0), "judge": StreamPulse(0, 0, 0)}
+    await queue.put([*calls(queue, *"abcd"), *calls(queue, "e", priority="judge")])
+    first, *_ = await queue.take("w", 3)
+    await queue.settle([ok(first)])
+    await queue.trim()
+    assert (await queue.pulse()).streams == {"tool": StreamPulse(1, 2, 3), "judge": StreamPulse(1, 0, 0)}
+
+
+async def test_the_pulse_tells_how_full_redis_is(redis_server, queue: CallQueue) -> None:
+    """Its memory and the bound on it, which is zero for none."""
+    for max_bytes in (0, 100_000_000):
+        with redis_server.client() as stranger:
+            stranger.config_set("maxmemory", max_bytes)
+        pulse = await queue.pulse()
+        assert pulse.max_bytes == max_bytes
+        assert 0 < pulse.used_bytes < 100_000_000
+
+
+async def test_the_pulse_tells_one_server_from_the_next(redis_server, queue: CallQueue) -> None:
+    """A server that was restarted has another run_id; asked twice, it has the same."""
+    run_id = (await queue.pulse()).run_id
+    assert (await queue.pulse()).run_id == run_id
+    redis_server.kill()
+    await redis_server.start()
+    pulse = await queue.pulse()
+    assert pulse.run_id != run_id
+    assert pulse.streams["tool"] == StreamPulse(0, 0, 0)
+
+
 GARBAGE = [
     {"nothing": "of ours"},
     {"call": "{", "reply_to": "g", "accepted_ms": 1, "deadline_ms": 1},
@@ -452,6 +483,7 @@ async def everything(queue: CallQueue) -> list[BaseException | object]:
         *(queue.ping(), queue.put(calls(queue, "lost")), queue.take("w", 1), queue.settle([ok(delivery)])),
         *(queue.renew("w", [delivery]), queue.reclaim("w", 1, 1), queue.trim(), queue.replies("gw-1")),
         *(queue.backlog(), queue.announce(worker("w"), 10), queue.retire("w"), queue.workers()),
+        queue.pulse(),
         return_exceptions=True,
     )
 
