@@ -20,7 +20,7 @@ from gateway.app import create_app
 from gateway.gateway import Gateway
 from sandbox.errors import ConfigError
 from sandbox.logs import set_up
-from sandbox.process import use_all_descriptors
+from sandbox.process import told_within, use_all_descriptors
 from sandbox.queue import CallQueue
 from sandbox.settings import GatewaySettings, Settings, load_settings
 
@@ -70,7 +70,7 @@ async def serve(settings: Settings, listener: socket.socket) -> int:
     await asyncio.wait({serving, *reasons}, return_when=asyncio.FIRST_COMPLETED)
     for reason in reasons:
         reason.cancel()
-    await shut_down(gateway, server, serving)
+    await shut_down(gateway, server, serving, settings.gateway.notice_s)
     if isinstance(gateway.crash, ConfigError):
         raise gateway.crash
     if gateway.crash is not None:
@@ -79,16 +79,22 @@ async def serve(settings: Settings, listener: socket.socket) -> int:
     return 0
 
 
-async def shut_down(gateway: Gateway, server: _Server, serving: asyncio.Task[None]) -> None:
-    """The end, from the outside inwards.
+async def shut_down(gateway: Gateway, server: _Server, serving: asyncio.Task[None], notice_s: float) -> None:
+    """The end, from the outside inwards. A second signal ends the process at any of these steps.
 
-    1. Not ready, and 503 for new calls, while the listener stays open: a refused connection would tell
-       neither callers nor load balancers what is going on, and both need a moment to turn elsewhere.
-    2. Open calls finish, for at most GRACE_S; what is left then is answered 503.
-    3. The listener and idle connections close; answers on their way leave, for at most FLUSH_S.
-    4. uvicorn ends the app's lifespan: the batcher (empty by now) and the reply reader end, then the queue
+    1. Not ready, and every answer closes its connection. Calls are still taken for `notice_s`, because
+       balancers need a moment to notice, and send us calls until then.
+    2. The listener closes. The port is free for others; or, where a supervisor holds the socket too, what
+       arrives waits in it for our next life. What comes on connections that are still open gets 503.
+    3. Open calls finish, for at most GRACE_S; what is left then is answered 503.
+    4. Idle connections close; answers on their way leave, for at most FLUSH_S.
+    5. uvicorn ends the app's lifespan: the batcher (empty by now) and the reply reader end, then the queue
        closes.
     """
+    gateway.draining = True
+    log.info("draining", extra={"calls": gateway.admission.held, "notice_s": notice_s})
+    await told_within(gateway.crashed, notice_s)
+    server.stop_listening()
     await gateway.drain(GRACE_S)
     server.should_exit = True
     await serving
@@ -131,6 +137,12 @@ class _Server(uvicorn.Server):
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
+
+    def stop_listening(self) -> None:
+        """Let go of the port, and of no connection. Before the start there is nothing to let go of."""
+        if self.started:
+            for server in self.servers:
+                server.close()
 
 
 def _config(app: FastAPI) -> uvicorn.Config:

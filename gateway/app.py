@@ -20,7 +20,6 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.gateway import Gateway, Queue
-from gateway.metrics import Metrics
 from gateway.openapi import add_hot_routes
 from gateway.pages import DOCS_FILES, make_pages
 from gateway.reader import CallerGone, CallReader
@@ -71,7 +70,7 @@ def create_app(settings: Settings, queue: Queue) -> FastAPI:
     app.include_router(make_pages(gateway, reader, _TITLE, release))
     app.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_offline", "static")]))
     app.add_middleware(Authentication)
-    app.add_middleware(Answers, metrics=gateway.metrics)
+    app.add_middleware(Answers, gateway=gateway)
     return app
 
 
@@ -94,9 +93,10 @@ class Answers:
     gets the traceback under the same id.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
-        self._requests = metrics.requests
+        self._gateway = gateway
+        self._requests = gateway.metrics.requests
         self._routes = {"/v1/run", "/v1/batch", "/v1/status", "/healthz", "/readyz", "/metrics"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,6 +111,8 @@ class Answers:
             nonlocal code, started
             if message["type"] == "http.response.start":
                 code, started = message["status"], True
+                if self._gateway.draining:  # so that the next request of this caller goes elsewhere
+                    message["headers"] = [*message["headers"], (b"connection", b"close")]
             try:
                 async with asyncio.timeout(UNREAD_S):
                     await send(message)

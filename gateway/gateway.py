@@ -34,6 +34,8 @@ from sandbox.settings import Settings
 
 log = logging.getLogger(__name__)
 
+_DRAINING = Obstacle("draining", "this gateway is shutting down")
+
 
 class Queue(Outbox, Inbox, Heartbeat, Protocol):
     """What a gateway needs of the queue."""
@@ -63,7 +65,13 @@ class Gateway:
         #: Set when a loop has ended by itself, and what ended it.
         self.crashed = asyncio.Event()
         self.crash: Exception | None = None
+        #: Set when the end has begun: not ready any more, though calls may still be taken for a moment.
+        self.draining = False
         self._stop = asyncio.Event()
+
+    def obstacle(self) -> Obstacle | None:
+        """Why nobody shall send further calls here; None when they would be served."""
+        return _DRAINING if self.draining else self.readiness.obstacle()
 
     def submit(self, call: ToolCall) -> asyncio.Future[Answer]:
         """Send a call on its way. The future is shared and must not be cancelled. Raises InvalidCall."""
@@ -85,8 +93,9 @@ class Gateway:
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new calls and let the open ones finish; what is left after `grace_s` is answered 503."""
-        self.readiness.refusing = Obstacle("draining", "this gateway is shutting down")
-        log.info("draining", extra={"calls": self.admission.held})
+        self.draining = True
+        self.readiness.refusing = _DRAINING
+        log.info("refusing calls", extra={"calls": self.admission.held})
         try:
             async with asyncio.timeout(grace_s):
                 await self.admission.emptied()

@@ -64,7 +64,7 @@ def make_pages(gateway: Gateway, reader: CallReader, title: str, version: str) -
     @router.get("/v1/status")
     async def status() -> Status:
         """Version, workers, backlog and limits of the service."""
-        obstacle = gateway.readiness.obstacle()
+        obstacle = gateway.obstacle()
         return Status(
             version=version,
             namespace=gateway.settings.redis.namespace,
@@ -86,7 +86,7 @@ def make_pages(gateway: Gateway, reader: CallReader, title: str, version: str) -
     )
     async def readyz(response: Response) -> Health:
         """Whether a call would be served now."""
-        obstacle = gateway.readiness.obstacle()
+        obstacle = gateway.obstacle()
         if obstacle is None:
             return Health(ok=True)
         response.status_code = 503

@@ -58,6 +58,11 @@ class GatewaySettings(_Section):
         default=16 * MIB, ge=1024, description="Largest request; a larger one gets 413."
     )
     max_batch: int = Field(default=1024, ge=1, description="Most calls in one batch request.")
+    notice_s: float = Field(
+        default=5.0,
+        ge=0,
+        description="How long calls are still taken after SIGTERM, so that balancers notice first.",
+    )
 
 
 #: From weak to strong; SECURITY.md says what each protects.

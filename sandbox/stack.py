@@ -3,7 +3,7 @@
 What they are to each other. Workers and gateways meet in Redis only; if it dies it starts again, empty, at the
 same place, and both find it. The listening sockets are ours, one for each gateway and all on one port
 (SO_REUSEPORT), and gateways inherit them: connections that arrive while a gateway starts again wait for it.
-At the end we let go of the sockets first; a gateway's own copy serves until it has drained.
+At the end we let go of the sockets first; a gateway closes its own copy when it is told to end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PYTHON = (sys.executable, "-P")
 
 _REDIS_READY_S = 10.0
 _REDIS_GRACE_S = 5.0
-_GATEWAY_GRACE_S = 40.0  # it gives open requests 30 s, and answers on their way 5
+_GATEWAY_GRACE_S = 40.0  # after its notice it gives open requests 30 s, and answers on their way 5
 _MARGIN_S = 5.0  # beyond a worker's own grace
 
 
@@ -57,11 +57,12 @@ async def up(settings: Settings, environ: Mapping[str, str], *, gateways: int, w
             stages.append(Stage("redis", [redis], partial(wait_ready, url, _REDIS_READY_S)))
         listeners = bind(settings.gateway.host, settings.gateway.port, gateways)
         grace_s = settings.worker.grace_s + _MARGIN_S
+        leave_s = settings.gateway.notice_s + _GATEWAY_GRACE_S
         stages.append(Stage("workers", [_worker(n, variables, grace_s) for n in range(1, workers + 1)]))
         stages.append(
             Stage(
                 "gateways",
-                [_gateway(n, variables, listener) for n, listener in enumerate(listeners, start=1)],
+                [_gateway(n, variables, listener, leave_s) for n, listener in enumerate(listeners, start=1)],
                 partial(_announce, _url(listeners[0]), workers),
             )
         )
@@ -100,8 +101,14 @@ def _url(listener: socket.socket) -> str:
 
 
 def _variables(settings: Settings, workers: int) -> dict[str, str]:
-    """What the children must know and cannot find out: that they share the cores, and who reads their logs."""
+    """What the children must know and cannot find out.
+
+    They share the cores; somebody reads their logs; and no balancer stands before a gateway that needs notice, for
+    our own sockets take connections all the time.
+    """
     variables = {}
+    if "notice_s" not in settings.gateway.model_fields_set:
+        variables[f"{PREFIX}GATEWAY__NOTICE_S"] = "0"
     if workers > 1 and settings.worker.slots == 0:
         variables[f"{PREFIX}WORKER__SLOTS"] = str(max(1, SLOTS_PER_CORE * cores() // workers))
     if settings.log.format == "auto" and sys.stderr.isatty():
@@ -118,10 +125,10 @@ def _worker(number: int, variables: Mapping[str, str], grace_s: float) -> Progra
     return Program(f"worker-{number}", [*PYTHON, "-m", "worker"], variables, grace_s)
 
 
-def _gateway(number: int, variables: Mapping[str, str], listener: socket.socket) -> Program:
+def _gateway(number: int, variables: Mapping[str, str], listener: socket.socket, grace_s: float) -> Program:
     fd = listener.fileno()
     command = [*PYTHON, "-m", "gateway", "--fd", str(fd)]
-    return Program(f"gateway-{number}", command, variables, _GATEWAY_GRACE_S, fds=(fd,))
+    return Program(f"gateway-{number}", command, variables, grace_s, fds=(fd,))
 
 
 class _Worker(BaseModel):

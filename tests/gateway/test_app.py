@@ -13,10 +13,12 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.app import Answers
-from gateway.metrics import Metrics
+from gateway.gateway import Gateway
 from sandbox.calls import CallStatus, ToolResult
+from sandbox.settings import Settings
 
 from .conftest import Serve, Service, until
+from .fake_queue import FakeQueue
 
 
 def error(response: httpx.Response) -> dict[str, Any]:
@@ -308,6 +310,22 @@ async def test_a_caller_that_goes_gives_its_permit_back(serve: Serve) -> None:
     assert (await run(service, id="a", code="echo 1")).json()["stdout"] == "1"
 
 
+async def test_a_gateway_that_drains_still_takes_calls(serve: Serve) -> None:
+    """Balancers are told first: not ready, every answer closes its connection, and calls are served as ever."""
+    service = await serve()
+    held = asyncio.create_task(run(service, code="hold"))
+    await service.worker.has_seen(1)
+    assert "connection" not in (await run(service, code="echo")).headers
+    service.gateway.draining = True
+    served = await run(service, code="echo 1")
+    assert (served.json()["stdout"], served.headers["connection"]) == ("1", "close")
+    unready = await service.http.get("/readyz")
+    assert (unready.status_code, unready.json()["reason"]) == (503, "this gateway is shutting down")
+    assert (await service.http.get("/v1/status")).json()["ready"] is False
+    service.worker.released.set()
+    assert (await held).headers["connection"] == "close"
+
+
 async def test_drain_finishes_what_is_open(serve: Serve) -> None:
     """While draining, new calls get 503 and open ones their results."""
     service = await serve()
@@ -316,7 +334,7 @@ async def test_drain_finishes_what_is_open(serve: Serve) -> None:
     drained = asyncio.create_task(service.gateway.drain(30))
     await until(lambda: service.gateway.readiness.refusing)
     refused = await run(service, code="echo")
-    assert refused.status_code == 503
+    assert (refused.status_code, refused.headers["connection"]) == (503, "close")
     assert error(refused)["message"] == "this gateway is shutting down"
     assert not drained.done()
     service.worker.released.set()
@@ -405,8 +423,9 @@ async def test_half_an_answer_is_cut() -> None:
     async def send(message: Message) -> None:
         sent.append(message["type"])
 
+    gateway = Gateway(Settings(), FakeQueue())
     with pytest.raises(ZeroDivisionError):
-        await Answers(broken, Metrics())({"type": "http", "path": "/"}, Queue().get, send)
+        await Answers(broken, gateway)({"type": "http", "path": "/"}, Queue().get, send)
     assert sent == ["http.response.start"]
 
 

@@ -176,30 +176,47 @@ async def test_lines_arrive_while_others_run(redis_url: str) -> None:
 
 
 async def test_sigterm_drains(redis_url: str) -> None:
-    """On SIGTERM new calls get 503, open ones their results, and then the process ends with 0."""
-    async with stack(redis_url) as (running, http, worker):
+    """On SIGTERM the port is let go of, new calls get 503, open ones their results, and the process ends with 0."""
+    async with stack(redis_url, SANDBOX_GATEWAY__NOTICE_S="0") as (running, http, worker):
         held = asyncio.create_task(http.post("/v1/run", json={"code": "hold"}))
         await worker.has_seen(1)
+        assert (await http.get("/healthz")).status_code == 200  # on a second connection, which stays open
+        running.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(running.wait_for, "refusing calls")
+        refused = await http.post("/v1/run", json={"code": "echo"})
+        assert (refused.status_code, refused.headers["connection"]) == (503, "close")
+        assert refused.json()["error"]["message"] == "this gateway is shutting down"
+        with pytest.raises(httpx.ConnectError):
+            await http.get("/healthz")
+        host, port = running.url.removeprefix("http://").split(":")
+        socket.create_server((host, int(port))).close()
+        worker.released.set()
+        answer = await held
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        assert await asyncio.to_thread(running.end) == 0
+        assert running.said[-5:] == ["draining", "refusing calls", "queue closed", "stopped", "end of log"]
+
+
+async def test_balancers_have_time_to_notice(redis_url: str) -> None:
+    """After SIGTERM it is not ready at once, and still serves whoever comes, each on a connection that then closes."""
+    async with stack(redis_url, SANDBOX_GATEWAY__NOTICE_S="3600") as (running, http, _):
         running.process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(running.wait_for, "draining")
-        refused = await http.post("/v1/run", json={"code": "echo"})
-        assert refused.status_code == 503
-        assert refused.json()["error"]["message"] == "this gateway is shutting down"
         assert (await http.get("/readyz")).status_code == 503
-        assert (await http.get("/healthz")).status_code == 200
-        worker.released.set()
-        assert (await held).status_code == 200
-        assert await asyncio.to_thread(running.end) == 0
-        assert running.said[-4:] == ["draining", "queue closed", "stopped", "end of log"]
+        for number in "12":
+            served = await http.post("/v1/run", json={"code": f"echo {number}"})
+            assert (served.json()["stdout"], served.headers["connection"]) == (number, "close")
+        running.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(running.end) == -signal.SIGTERM
 
 
 async def test_a_second_signal_ends_at_once(redis_url: str) -> None:
     """Who asks twice does not want to wait for open calls."""
-    async with stack(redis_url) as (running, http, worker):
+    async with stack(redis_url, SANDBOX_GATEWAY__NOTICE_S="0") as (running, http, worker):
         held = asyncio.create_task(http.post("/v1/run", json={"code": "hold"}))
         await worker.has_seen(1)
         running.process.send_signal(signal.SIGINT)
-        await asyncio.to_thread(running.wait_for, "draining")
+        await asyncio.to_thread(running.wait_for, "refusing calls")
         running.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(running.end) == -signal.SIGTERM
         with pytest.raises(httpx.TransportError):
@@ -249,7 +266,7 @@ def test_redis_comes_late_and_goes(tmp_path: Path) -> None:
     server = RedisServer.find()
     tmp_path.chmod(0o700)
     url, namespace = server.url(tmp_path), uuid4().hex
-    with gateway(url, namespace) as running:
+    with gateway(url, namespace, SANDBOX_GATEWAY__NOTICE_S="0") as running:
         wait_ready(running.url, 503)
         assert httpx.get(f"{running.url}/healthz").status_code == 200
         assert httpx.post(f"{running.url}/v1/run", json={"code": "echo"}).status_code == 503

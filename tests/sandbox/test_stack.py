@@ -141,7 +141,18 @@ async def test_up_uses_the_redis_that_there_is(up: Up, tmp_path: Path) -> None:
     ]
     assert isinstance(variables, dict)
     assert redis_directories(tmp_path) == []
-    assert variables == {"SANDBOX_WORKER__SLOTS": "5", "SANDBOX_GATEWAY__PORT": "0"}
+    assert variables == {
+        "SANDBOX_WORKER__SLOTS": "5",
+        "SANDBOX_GATEWAY__PORT": "0",
+        "SANDBOX_GATEWAY__NOTICE_S": "0",
+    }
+
+
+async def test_gateways_need_no_notice_unless_somebody_says_so(up: Up) -> None:
+    """No balancer stands before them; where one does, the operator's word holds."""
+    variables = (await ask(await url_of(await up(SANDBOX_GATEWAY__NOTICE_S="7"))))["variables"]
+    assert isinstance(variables, dict)
+    assert variables["SANDBOX_GATEWAY__NOTICE_S"] == "7"
 
 
 async def test_connections_wait_while_a_gateway_starts_again(up: Up) -> None:

@@ -229,6 +229,7 @@ def lonely_gateway(redis_url: str) -> Iterator[httpx.Client]:
     variables = {
         "REDIS_URL": redis_url,
         "SANDBOX_REDIS__NAMESPACE": "lonely",
+        "SANDBOX_GATEWAY__NOTICE_S": "0",
         "SANDBOX_GATEWAY__PORT": "0",
     }
     command = [sys.executable, "-P", "-m", "gateway"]
