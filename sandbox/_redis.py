@@ -16,9 +16,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
-from sandbox._connect import connect
+from sandbox._connect import connect, is_no_master, mistake
 from sandbox.errors import ConfigError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class RedisLink:
         self._streams = streams
         self._group = group
         self._command_timeout_s = command_timeout_s
-        self._commands, self._reads = connect(url, command_timeout_s, _READ_TIMEOUT_S)
+        self._connections = connect(url, command_timeout_s, _READ_TIMEOUT_S)
         self._offset_ms: float | None = None
 
     async def open(self) -> None:
@@ -84,8 +84,8 @@ class RedisLink:
         try:
             (info,) = await self.send(("INFO", "server"))
         except Unavailable as exc:
-            if any(isinstance(cause, AuthenticationError | NoPermissionError) for cause in _causes(exc)):
-                raise ConfigError(f"Redis refuses us; check user and password: {exc.__cause__}") from exc
+            if wrong := mistake(exc):
+                raise ConfigError(wrong) from exc
             raise Unavailable(f"cannot reach Redis: {exc.__cause__}", retry_after_s=1.0) from exc.__cause__
         version = info.decode().partition("redis_version:")[2].split()[0]
         if tuple(int(part) for part in version.split(".")[:2]) < FLOOR:
@@ -96,8 +96,7 @@ class RedisLink:
 
     async def close(self) -> None:
         """Close all connections. A blocking read that still waits ends with Unavailable."""
-        await self._commands.aclose()
-        await self._reads.aclose()
+        await self._connections.close()
 
     def now_ms(self) -> int:
         """Redis's clock, from our monotonic one and the offset that was last measured."""
@@ -120,10 +119,10 @@ class RedisLink:
 
     async def read(self, *command: str | bytes | int | float) -> Any:
         """Run one command that may wait for up to MAX_BLOCK_S. Cancelling it loses what it was to bring."""
-        run: Callable[..., Awaitable[Any]] = self._reads.execute_command
+        run: Callable[..., Awaitable[Any]] = self._connections.reads.execute_command
 
         async def exchange() -> Any:
-            async with _within(_READ_TIMEOUT_S):
+            async with self._within(_READ_TIMEOUT_S):
                 return await run(*command)
 
         return await self._with_group(exchange)
@@ -168,16 +167,30 @@ class RedisLink:
     async def _pipeline(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
         # MULTI by hand and errors as answers: redis-py would quote the failed command in its exception, and
         # with it a part of somebody's program.
-        pipeline = self._commands.pipeline(transaction=False)
+        pipeline = self._connections.commands.pipeline(transaction=False)
         for command in [("MULTI",), *commands, ("EXEC",)] if atomic else commands:
             pipeline.execute_command(*command)
-        async with _within(self._command_timeout_s):
+        async with self._within(self._command_timeout_s):
             answers: list[Any] = await pipeline.execute(raise_on_error=False)
-        _raise_first_error(answers)
-        if atomic:
-            answers = answers[-1]
             _raise_first_error(answers)
+            if atomic:
+                answers = answers[-1]
+                _raise_first_error(answers)
         return answers
+
+    @asynccontextmanager
+    async def _within(self, timeout_s: float) -> AsyncIterator[None]:
+        """One bound for all steps of an exchange: a free connection, the way to Redis, the answer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+        except TimeoutError as exc:
+            raise TimeoutError(f"no answer within {timeout_s:g} s") from exc
+        except RedisError as exc:
+            if is_no_master(exc):
+                log.warning("Redis is no master any more")
+                await self._connections.close()
+            raise
 
 
 def by_name(flat: Sequence[Any]) -> dict[bytes, Any]:
@@ -201,23 +214,6 @@ def _raise_first_error(answers: Sequence[Any]) -> None:
     for answer in answers:
         if isinstance(answer, ResponseError):
             raise answer
-
-
-def _causes(exc: BaseException) -> Iterator[BaseException]:
-    cause = exc.__cause__
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
-
-
-@asynccontextmanager
-async def _within(timeout_s: float) -> AsyncIterator[None]:
-    """One bound for all steps of an exchange: a free connection, the way to Redis, the answer."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            yield
-    except TimeoutError as exc:
-        raise TimeoutError(f"no answer within {timeout_s:g} s") from exc
 
 
 @contextmanager

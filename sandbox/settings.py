@@ -37,7 +37,9 @@ class RedisSettings(_Section):
     """Where the queue lives."""
 
     url: str = Field(
-        default="", description="redis://, rediss:// or unix://. Empty: `sandbox up` starts its own."
+        default="",
+        description="redis://, rediss:// (TLS), unix://, sentinel:// or sentinels:// (TLS); see README.md. "
+        "Empty: `sandbox up` starts its own.",
     )
     namespace: str = Field(
         default="sandbox",
