@@ -56,8 +56,10 @@ class SandboxClient:
             result = await client.run("print(1)")
 
     `max_in_flight` bounds the calls that are sent and not yet answered; more wait their turn. A call that
-    could not be taken (429, 503, no connection) or was not started in time (`queue_timeout`) is sent again,
-    at most `attempts` times in all, not counting 429, and for at most `patience_s` seconds after the first.
+    could not be taken (429, 503, no connection), was not started in time (`queue_timeout`) or lost its
+    connection is sent again under its id, at most `attempts` times in all, not counting 429, and for at most
+    `patience_s` seconds after its first failure: what it waited before that, for its turn or for an answer,
+    is no lost try.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class SandboxClient:
 
         Every verdict on the program is a result. Raises what the gateway raised, `QueueTimeout` and
         `InternalError` for the two faults, `Unavailable` where there is no gateway, and `AnswerLost` when the
-        connection broke after the call was sent.
+        connection broke after the call was sent, in the last of its attempts.
         """
         answer = await self._answer(_as_call(call, fields))
         if isinstance(answer, SandboxError):
@@ -151,7 +153,7 @@ class SandboxClient:
     async def _answer(self, call: ToolCall) -> Answer:
         """Ask until there is an answer that asking again would not change, or patience is at its end."""
         clock = asyncio.get_running_loop().time
-        give_up_at = clock() + self._patience_s
+        give_up_at: float | None = None
         tries = 0
         for attempt in itertools.count(1):
             answer = await self._wire.ask(call)
@@ -160,6 +162,8 @@ class SandboxClient:
             if not _is_retryable(answer) or tries >= self._attempts or not self._wire.is_open:
                 break
             delay_s = _backoff_s(attempt, answer)
+            if give_up_at is None:
+                give_up_at = clock() + self._patience_s
             if clock() + delay_s > give_up_at:
                 break
             await asyncio.sleep(delay_s)

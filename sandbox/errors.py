@@ -5,7 +5,7 @@
     ├── CallTooLarge      413  the request is over the bound on bodies
     ├── Overloaded        429  full; retry after `retry_after_s`
     ├── Unavailable       503  no Redis, no worker, draining, unreachable; retry
-    │   └── AnswerLost     -   inside a client: the connection broke after the call was sent; it may have run
+    │   └── AnswerLost     -   inside a client: the connection broke after the call was sent; it may have run; retry
     ├── QueueTimeout      504  the deadline passed before the program started; safe to send again
     ├── InternalError     500  we failed while running the call; never a verdict on the program
     ├── JailError          -   inside a worker: a jail would not start or broke; the call becomes a fault
@@ -25,7 +25,7 @@ class SandboxError(Exception):
     """Base of all errors of the service."""
 
     http_status: ClassVar[int] = 500
-    #: True when sending the same call again can help and can do no harm.
+    #: True when sending the same call again, under the same id, can help and can do no harm.
     is_retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
@@ -68,9 +68,10 @@ class Unavailable(SandboxError):
 
 
 class AnswerLost(Unavailable):
-    """The connection broke after the call was sent. The program may have run, so no client sends it again."""
+    """The connection broke after the call was sent, so the program may have run.
 
-    is_retryable = False
+    Sent again under the same id, the call joins the first run, or gets its result if that is not long ago.
+    """
 
 
 class QueueTimeout(SandboxError):

@@ -11,9 +11,9 @@ balances itself: if answers take H seconds, the number of open requests settles 
 requests and 8 ms at 0.3 s. When `_MAX_REQUESTS` are open or `max_in_flight` calls unanswered, the buffer
 waits for the next end or answer. Requests are spread over several httpx clients of few connections each.
 
-What may fail: a request that was never sent, or was refused as a whole, did nothing, and its calls get an
-error that is retryable. A request that broke after it was sent fails exactly the calls that it had not
-answered, with `AnswerLost`, which is not retryable, because the programs may have run.
+What may fail: a request that was never sent, or was refused as a whole, did nothing. A request that broke
+after it was sent fails exactly the calls that it had not answered, with `AnswerLost`: these may run, or have
+run. Both may be sent again under the same ids, for a call that is known by its id is joined and not run twice.
 """
 
 from __future__ import annotations

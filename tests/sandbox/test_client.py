@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 import threading
 import time
@@ -258,6 +259,26 @@ async def test_attempts_and_patience_have_an_end() -> None:
         assert len(gateway.requests) == 7
 
 
+async def test_patience_begins_with_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that waited its turn or ran for longer than that has lost nothing of it."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: low)
+    patience_s = 0.2
+
+    async def late_refusal(request: Request) -> None:
+        if len(gateway.requests) == 1:
+            await asyncio.sleep(2 * patience_s)
+            await request.refuse(503, "Unavailable")
+        else:
+            await answer_all(request)
+
+    async with (
+        FakeGateway(late_refusal) as gateway,
+        SandboxClient(gateway.url, max_in_flight=1, patience_s=patience_s) as client,
+    ):
+        got = await client.run_many(["a", "b"])
+    assert [type(one) for one in got] == [ToolResult, ToolResult]
+
+
 async def test_a_gateway_that_is_not_there_yet_is_waited_for() -> None:
     """A refused connection is retried, because nothing was sent."""
     with socket.socket() as taken:
@@ -272,47 +293,50 @@ async def test_a_gateway_that_is_not_there_yet_is_waited_for() -> None:
             assert (await waiting).status is CallStatus.OK
 
 
-async def test_a_connection_that_breaks_fails_exactly_the_calls_without_an_answer() -> None:
-    """What was answered stands, the rest is AnswerLost, and nothing is sent a second time."""
+async def test_a_connection_that_breaks_loses_no_call() -> None:
+    """What was answered stands, and exactly the rest is sent again, under the same ids."""
 
     async def break_after_two(request: Request) -> None:
+        if len(gateway.requests) > 1:
+            return await answer_all(request)
         for index in (2, 0):
             await request.line(index, result(request.calls[index]))
         await request.chunk(b'{"index": 1, "id": "')
-        request.drop()
+        return request.drop()
 
     async with FakeGateway(break_after_two) as gateway, SandboxClient(gateway.url) as client:
         got = await client.run_many(["a", "b", "c", "d"])
 
-    assert [type(one) for one in got] == [ToolResult, AnswerLost, ToolResult, AnswerLost]
-    assert all("may have run" in str(one) for one in got if isinstance(one, AnswerLost))
-    assert len(gateway.requests) == 1
+    assert [one.stdout for one in got if isinstance(one, ToolResult)] == ["a", "b", "c", "d"]
+    first, *again = [request.calls for request in gateway.requests]
+    sent_again = sorted([call for calls in again for call in calls], key=lambda call: str(call["code"]))
+    assert sent_again == [first[1], first[3]]
 
 
-async def test_a_connection_that_breaks_before_the_answer_is_not_asked_again() -> None:
-    """The request was sent, so the programs may have run: AnswerLost, an Unavailable that is not retryable."""
+async def test_an_answer_that_ends_early_loses_no_call() -> None:
+    """A well-formed end of the answer with calls missing is as good as a broken connection."""
+
+    async def one_at_a_time(request: Request) -> None:
+        await request.line(0, result(request.calls[0]))
+        await request.end()
+
+    async with FakeGateway(one_at_a_time) as gateway, SandboxClient(gateway.url) as client:
+        got = await client.run_many(["a", "b", "c"])
+    assert [one.stdout for one in got if isinstance(one, ToolResult)] == ["a", "b", "c"]
+
+
+async def test_an_answer_that_stays_lost_is_told() -> None:
+    """When the last attempt broke too: AnswerLost, an Unavailable that says that the call may have run."""
 
     async def drop(request: Request) -> None:
         request.drop()
 
-    async with FakeGateway(drop) as gateway, SandboxClient(gateway.url) as client:
-        with pytest.raises(Unavailable, match="may have run") as caught:
-            await client.run("1")
-    assert not caught.value.is_retryable
+    async with FakeGateway(drop) as gateway, SandboxClient(gateway.url, attempts=2) as client:
+        with pytest.raises(AnswerLost, match="may have run") as caught:
+            await client.run(ToolCall(id="a", code="1"))
+    assert isinstance(caught.value, Unavailable)
     assert isinstance(caught.value.__cause__, httpx.TransportError)
-    assert len(gateway.requests) == 1
-
-
-async def test_an_answer_that_ends_early_loses_the_rest() -> None:
-    """A well-formed end of the answer with calls missing is AnswerLost for these."""
-
-    async def one_of_two(request: Request) -> None:
-        await request.line(0, result(request.calls[0]))
-        await request.end()
-
-    async with FakeGateway(one_of_two) as gateway, SandboxClient(gateway.url) as client:
-        got = await client.run_many(["a", "b"])
-    assert [type(one) for one in got] == [ToolResult, AnswerLost]
+    assert [request.calls[0]["id"] for request in gateway.requests] == ["a", "a"]
 
 
 async def test_a_batch_that_is_too_large_goes_in_smaller_ones() -> None:
@@ -384,7 +408,7 @@ async def test_an_answer_that_no_gateway_gave_is_read_by_its_status(
     async def proxy(request: Request) -> None:
         await request.whole(status, b"<html>")
 
-    async with FakeGateway(proxy) as gateway, SandboxClient(gateway.url) as client:
+    async with FakeGateway(proxy) as gateway, SandboxClient(gateway.url, attempts=1) as client:
         with pytest.raises(cls, match=f"answered {status}") as caught:
             await client.run("1")
     assert type(caught.value) is cls
