@@ -8,6 +8,7 @@ from sandbox.client import BlockingClient, SandboxClient
 from sandbox.errors import (
     AnswerLost,
     CallTooLarge,
+    Cancelled,
     ConfigError,
     InternalError,
     InvalidCall,
@@ -26,6 +27,7 @@ __all__ = [
     "BlockingClient",
     "CallStatus",
     "CallTooLarge",
+    "Cancelled",
     "ConfigError",
     "InternalError",
     "InvalidCall",

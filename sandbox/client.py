@@ -59,7 +59,7 @@ class SandboxClient:
     could not be taken (429, 503, no connection), was not started in time (`queue_timeout`) or lost its
     connection is sent again under its id, at most `attempts` times in all, not counting 429, and for at most
     `patience_s` seconds after its first failure: what it waited before that, for its turn or for an answer,
-    is no lost try.
+    is no lost try. A caller that is cancelled ends its call at the gateway too, as far as that can be told.
     """
 
     def __init__(

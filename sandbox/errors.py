@@ -4,6 +4,7 @@
     ├── InvalidCall       422  the caller's mistake: a bad field, a limit above the server's ceiling
     ├── CallTooLarge      413  the request is over the bound on bodies
     ├── Overloaded        429  full; retry after `retry_after_s`
+    ├── Cancelled         409  somebody asked for the end of this call
     ├── Unavailable       503  no Redis, no worker, draining, unreachable; retry
     │   └── AnswerLost     -   inside a client: the connection broke after the call was sent; it may have run; retry
     ├── QueueTimeout      504  the deadline passed before the program started; safe to send again
@@ -60,6 +61,12 @@ class Overloaded(SandboxError):
     is_retryable = True
 
 
+class Cancelled(SandboxError):
+    """Somebody asked for the end of this call, and got it. The program may have begun."""
+
+    http_status = 409
+
+
 class Unavailable(SandboxError):
     """Nobody could take the call: no Redis, no worker, a draining or unreachable gateway."""
 
@@ -97,7 +104,7 @@ class ConfigError(SandboxError):
 
 _ON_THE_WIRE: dict[str, type[SandboxError]] = {
     cls.__name__: cls
-    for cls in (InvalidCall, CallTooLarge, Overloaded, Unavailable, QueueTimeout, InternalError)
+    for cls in (InvalidCall, CallTooLarge, Overloaded, Cancelled, Unavailable, QueueTimeout, InternalError)
 }
 
 

@@ -14,6 +14,10 @@ waits for the next end or answer. Requests are spread over several httpx clients
 What may fail: a request that was never sent, or was refused as a whole, did nothing. A request that broke
 after it was sent fails exactly the calls that it had not answered, with `AnswerLost`: these may run, or have
 run. Both may be sent again under the same ids, for a call that is known by its id is joined and not run twice.
+
+Who may leave: a caller that is cancelled. A call that was not sent yet is left out. If nobody waits for any
+call of a request, the request is cut, which the gateway notices; else the gateway is told to end the one call
+(`DELETE /v1/jobs/{id}`), by a task of its own, since its caller waits for nothing any more.
 """
 
 from __future__ import annotations
@@ -22,10 +26,11 @@ import asyncio
 import ipaddress
 import logging
 import ssl
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel
@@ -53,23 +58,28 @@ _MAX_CONNECTIONS = 16  # of one httpx client, which searches them all for every 
 _IDLE_S = 30.0  # an idle connection is dropped before the gateway (75 s) or a proxy (60 s) does so
 _CONNECT_S = 5.0
 _STATUS_S = 10.0
+_CANCEL_S = 5.0  # for telling the gateway that a caller has left
+_MAX_CANCELS = 8  # told at one time
 _MARGIN_S = 60.0  # beyond deadline and wall limit: a worker's death, and the way back
 _MAX_ERROR_BYTES = 64 * 1024  # of an answer that is an error, and of a line beside its two outputs
 _MAX_STATUS_BYTES = 4 * MIB  # of `/v1/status`, which lists every worker
 _HEADERS = {"accept-encoding": "identity"}  # each line as soon as it is written, with no decoder in between
 _BATCH_HEADERS = {**_HEADERS, "accept": "application/x-ndjson", "content-type": "application/json"}
 
+_CLOSED = "the client was closed; the call may have run"
+
 #: What comes of a call: its result, or the error that kept it from having one.
 Answer: TypeAlias = ToolResult | SandboxError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Pending:
     """A call that waits. Its future gets an answer, never an exception."""
 
     call: ToolCall
     body: bytes
     answer: asyncio.Future[Answer]
+    request: asyncio.Task[SandboxError] | None = None  # None: it is still in the buffer
 
     @property
     def is_wanted(self) -> bool:
@@ -97,7 +107,10 @@ class Wire:
     max_in_flight: int
     _buffer: deque[_Pending] = field(default_factory=deque)
     _in_flight: int = 0
-    _requests: set[asyncio.Task[None]] = field(default_factory=set)
+    _requests: dict[asyncio.Task[SandboxError], _Unanswered] = field(default_factory=dict)
+    _askers: Counter[str] = field(default_factory=Counter)  # of each id
+    _cancels: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by id
+    _few_cancels: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_CANCELS))
     _lanes: list[_Lane] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
     _tls: ssl.SSLContext | None = None  # None: not open
@@ -129,7 +142,7 @@ class Wire:
             self._timer.cancel()
         for request in self._requests:
             request.cancel()
-        await asyncio.gather(*self._requests, return_exceptions=True)
+        await asyncio.gather(*self._requests, *self._cancels.values(), return_exceptions=True)
         for pending in self._buffer:
             if pending.is_wanted:
                 pending.answer.set_result(Unavailable("the client was closed before the call was sent"))
@@ -140,6 +153,8 @@ class Wire:
         """Send one call and wait for what comes of it. Raises nothing but the caller's own cancellation."""
         if not self.is_open:
             raise RuntimeError("a SandboxClient works inside of `async with` only")
+        if (cancel := self._cancels.get(call.id)) is not None:
+            await asyncio.wait({cancel})  # or the end of the one that was cancelled would be this one's
         # What the caller left out stays out, so that the server's defaults hold. Both must know the id.
         body = call.model_copy(update={"id": call.id}).model_dump_json(exclude_unset=True).encode()
         pending = _Pending(call, body, asyncio.get_running_loop().create_future())
@@ -148,24 +163,59 @@ class Wire:
             self._flush()
         else:
             self._flush_soon()
-        return await pending.answer
+        self._askers[call.id] += 1
+        try:
+            return await pending.answer
+        except asyncio.CancelledError:
+            self._left(pending)
+            raise
+        finally:
+            self._askers[call.id] -= 1
+            if not self._askers[call.id]:
+                del self._askers[call.id]
 
     async def get(self, path: str) -> bytes:
         """The body of a page of the gateway. Raises what the gateway raised, or `Unavailable`."""
+        return await self._page("GET", path, _STATUS_S)
+
+    async def _page(self, method: str, path: str, within_s: float) -> bytes:
         lane = self._free_lane()
         lane.open += 1
         try:
             async with (
-                asyncio.timeout(_STATUS_S),
-                lane.http.stream("GET", self.url + path, headers=_HEADERS) as response,
+                asyncio.timeout(within_s),
+                lane.http.stream(method, self.url + path, headers=_HEADERS) as response,
             ):
-                if response.status_code != 200:
+                if not response.is_success:
                     raise await _refusal(response)
                 return await _read(response, most=_MAX_STATUS_BYTES)
         except (httpx.TransportError, TimeoutError) as exc:
             raise Unavailable(f"{self.url} does not answer: {_words(exc)}") from exc
         finally:
             lane.open -= 1
+
+    def _left(self, pending: _Pending) -> None:
+        """The caller of a call that may be under way was cancelled. It waits for nothing that comes of this."""
+        name = pending.call.id
+        if pending.request is None or not pending.answer.cancelled() or name in self._cancels:
+            return
+        self._cancels[name] = task = asyncio.create_task(self._cancel(pending, pending.request))
+        task.add_done_callback(lambda _: self._cancels.pop(name))
+
+    async def _cancel(self, pending: _Pending, request: asyncio.Task[SandboxError]) -> None:
+        """See to it that the gateway does not run a call for nobody. A gateway that cannot be told runs it."""
+        async with self._few_cancels:
+            unanswered = self._requests.get(request)
+            if unanswered is None or pending.call.id in self._askers or not self.is_open:
+                return  # it was answered or cut, or another caller waits for it too
+            # Callers that were cancelled together have all left by now.
+            if not any(other.is_wanted for other in unanswered.values()):
+                request.cancel()
+                return
+            try:
+                await self._page("DELETE", f"/v1/jobs/{quote(pending.call.id, safe='')}", _CANCEL_S)
+            except (SandboxError, ValueError) as exc:
+                log.debug("not cancelled", extra={"call": pending.call.id, "reason": str(exc)})
 
     def _flush_soon(self) -> None:
         if self._buffer and self._timer is None and self.is_open:
@@ -197,12 +247,25 @@ class Wire:
 
     def _start(self, batch: list[_Pending]) -> None:
         self._in_flight += len(batch)
-        request = asyncio.create_task(self._send(batch))
-        self._requests.add(request)
+        unanswered = dict(enumerate(batch))
+        request = asyncio.create_task(self._send(unanswered))
+        self._requests[request] = unanswered
+        for pending in batch:
+            pending.request = request
         request.add_done_callback(self._ended)
 
-    def _ended(self, request: asyncio.Task[None]) -> None:
-        self._requests.discard(request)
+    def _ended(self, request: asyncio.Task[SandboxError]) -> None:
+        """Nobody whose call was in this request waits any longer. Runs also if it was cut before its first step."""
+        rest = list(self._requests.pop(request).values())
+        failure = AnswerLost(_CLOSED) if request.cancelled() else request.result()
+        if isinstance(failure, CallTooLarge) and len(rest) > 1 and self.is_open:
+            # Refused as a whole, so nothing has run, and in a smaller request each may pass.
+            self._in_flight -= len(rest)
+            self._start(rest[: len(rest) // 2])
+            self._start(rest[len(rest) // 2 :])
+        else:
+            for pending in rest:
+                self._settle(pending, _copy(failure))
         self._flush_soon()
 
     def _settle(self, pending: _Pending, answer: Answer) -> None:
@@ -228,25 +291,14 @@ class Wire:
         self._lanes.append(_Lane(http))
         return self._lanes[-1]
 
-    async def _send(self, batch: list[_Pending]) -> None:
-        """One request, from its start until each of its calls has an answer."""
-        unanswered = dict(enumerate(batch))
-        failure: SandboxError = AnswerLost("the client was closed; the call may have run")
+    async def _send(self, unanswered: _Unanswered) -> SandboxError:
+        """One request. Returns what becomes of its calls that it leaves unanswered."""
         lane = self._free_lane()
         lane.open += 1
         try:
-            failure = await self._exchange(lane.http, unanswered)
+            return await self._exchange(lane.http, unanswered)
         finally:
             lane.open -= 1
-            rest = list(unanswered.values())
-            if isinstance(failure, CallTooLarge) and len(rest) > 1:
-                # Refused as a whole, so nothing has run, and in a smaller request each may pass.
-                self._in_flight -= len(rest)
-                self._start(rest[: len(rest) // 2])
-                self._start(rest[len(rest) // 2 :])
-            else:
-                for pending in rest:
-                    self._settle(pending, _copy(failure))
 
     async def _exchange(self, http: httpx.AsyncClient, unanswered: _Unanswered) -> SandboxError:
         """Send, and settle each call as its line arrives. Returns what becomes of those without a line."""
@@ -293,7 +345,7 @@ class _ErrorAnswer(BaseModel):
         return from_wire(self.error.name, self.error.message, self.error.retry_after_s or retry_after_s)
 
 
-#: What an answer means that a proxy made. Behind 502 and 504 the gateway may have had the calls.
+#: What an answer means that a proxy made. Behind 502 and 504 the gateway may have the calls.
 _BY_STATUS: dict[int, type[SandboxError]] = {
     413: CallTooLarge,
     429: Overloaded,

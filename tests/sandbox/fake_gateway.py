@@ -1,4 +1,4 @@
-"""A gateway for the tests of its clients: the wire form of `POST /v1/batch`, and nothing behind it."""
+"""A gateway for the tests of its clients: the wire form of what they send, and nothing behind it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Request:
     path: str
     headers: dict[str, str]
     calls: list[Call]
+    reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     started: bool = False
 
@@ -58,6 +59,10 @@ class Request:
         self.writer.write(b"0\r\n\r\n")
         await self.writer.drain()
 
+    async def cut(self) -> None:
+        """Wait until the client has broken the connection."""
+        assert await self.reader.read() == b""
+
     def drop(self) -> None:
         """Break the connection."""
         self.writer.transport.abort()
@@ -70,14 +75,21 @@ async def answer_all(request: Request) -> None:
     await request.end()
 
 
+async def confirm(request: Request) -> None:
+    """What was asked is done."""
+    await request.whole(200, b"{}")
+
+
 @dataclass
 class FakeGateway:
-    """Listens on a free port. `answer` is called with each batch; `requests` keeps them."""
+    """Listens on a free port. `answer` is called with each batch, `cancel` with each DELETE; lists keep them."""
 
     answer: Callable[[Request], Awaitable[None]] = answer_all
+    cancel: Callable[[Request], Awaitable[None]] = confirm
     status: tuple[int, bytes] = (200, b'{"ready": true}')
     port: int = 0
     requests: list[Request] = field(default_factory=list)
+    cancels: list[str] = field(default_factory=list)
     _connections: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
@@ -102,13 +114,16 @@ class FakeGateway:
         self._connections.add(task)
         try:
             while head := await _read_head(reader):
-                path, headers = head
+                method, path, headers = head
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
                 if path == "/v1/status":
-                    await Request(path, headers, [], writer).whole(*self.status)
-                    continue
-                self.requests.append(Request(path, headers, json.loads(body)["calls"], writer))
-                await self.answer(self.requests[-1])
+                    await Request(path, headers, [], reader, writer).whole(*self.status)
+                elif method == "DELETE":
+                    self.cancels.append(path)
+                    await self.cancel(Request(path, headers, [], reader, writer))
+                else:
+                    self.requests.append(Request(path, headers, json.loads(body)["calls"], reader, writer))
+                    await self.answer(self.requests[-1])
         except (ConnectionError, asyncio.CancelledError):
             return  # the client has gone, or the test is at its end
         finally:
@@ -116,10 +131,11 @@ class FakeGateway:
             writer.close()
 
 
-async def _read_head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]] | None:
+async def _read_head(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str]] | None:
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
     except asyncio.IncompleteReadError:
         return None
     first, *rest = head.strip().split("\r\n")
-    return first.split()[1], {name.lower(): value for name, value in (line.split(": ", 1) for line in rest)}
+    method, path, _ = first.split()
+    return method, path, {name.lower(): value for name, value in (line.split(": ", 1) for line in rest)}

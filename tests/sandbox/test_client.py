@@ -20,6 +20,7 @@ from sandbox import (
     AnswerLost,
     CallStatus,
     CallTooLarge,
+    Cancelled,
     ConfigError,
     InternalError,
     InvalidCall,
@@ -124,7 +125,7 @@ async def test_no_more_calls_are_unanswered_than_allowed() -> None:
     assert 1 < most_held <= 7
 
 
-@pytest.mark.parametrize("cls", [InvalidCall, CallTooLarge, InternalError])
+@pytest.mark.parametrize("cls", [InvalidCall, CallTooLarge, Cancelled, InternalError])
 async def test_run_raises_what_the_gateway_raised(cls: type[SandboxError]) -> None:
     """An error in a call's place is raised as the same class with the same words, and asked only once."""
 
@@ -415,9 +416,86 @@ async def test_an_answer_that_no_gateway_gave_is_read_by_its_status(
 
 
 async def test_a_cancelled_call_disturbs_no_other() -> None:
-    """Before it is sent it is left out; after that its answer is dropped and its neighbours get theirs."""
-    go_on = asyncio.Event()
-    arrived = asyncio.Event()
+    """Before it is sent it is left out; after that the gateway is told, and its neighbours get their answers."""
+    arrived, told = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: Request) -> None:
+        arrived.set()
+        await told.wait()
+        await request.line(0, error("Cancelled", "by its caller"))
+        await request.line(1, result(request.calls[1]))
+        await request.end()
+
+    async def cancel(request: Request) -> None:
+        told.set()
+        await request.refuse(404, "NotFound")
+
+    async with FakeGateway(answer, cancel) as gateway, SandboxClient(gateway.url) as client:
+        calls = (ToolCall(id="a", code="a"), ToolCall(id="run:2/b", code="b"), ToolCall(id="c", code="c"))
+        never_sent, sent, kept = (asyncio.create_task(client.run(call)) for call in calls)
+        asyncio.get_running_loop().call_soon(never_sent.cancel)
+        await arrived.wait()
+        sent.cancel()
+        assert (await kept).stdout == "c"
+        await asyncio.gather(never_sent, sent, return_exceptions=True)
+    assert [call["code"] for call in gateway.requests[0].calls] == ["b", "c"]
+    assert gateway.cancels == ["/v1/jobs/run%3A2%2Fb"]
+    assert sent.cancelled()
+
+
+async def test_a_request_that_nobody_waits_for_is_cut() -> None:
+    """Callers that leave together are told by the end of the connection, and their places are free again."""
+    arrived, cut = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: Request) -> None:
+        if len(gateway.requests) > 1:
+            return await answer_all(request)
+        arrived.set()
+        await request.cut()
+        return cut.set()
+
+    async with FakeGateway(answer) as gateway, SandboxClient(gateway.url, max_in_flight=8) as client:
+        leaving = asyncio.create_task(client.run_many([f"print({n})" for n in range(8)]))
+        await arrived.wait()
+        leaving.cancel()
+        await cut.wait()
+        assert (await client.run("next")).stdout == "next"
+    assert gateway.cancels == []
+
+
+async def test_a_call_that_comes_back_is_not_ended_by_its_own_past() -> None:
+    """Cancelled and sent again under its id, it waits until the gateway has heard of the first's end."""
+    arrived, told, go_on, order = asyncio.Event(), asyncio.Event(), asyncio.Event(), []
+
+    async def answer(request: Request) -> None:
+        if len(gateway.requests) > 1:
+            order.append("sent again")
+            return await answer_all(request)
+        arrived.set()
+        return await asyncio.Event().wait() and None
+
+    async def cancel(request: Request) -> None:
+        told.set()
+        await go_on.wait()
+        order.append("cancelled")
+        await request.whole(200, b"{}")
+
+    async with FakeGateway(answer, cancel) as gateway, SandboxClient(gateway.url) as client:
+        call, neighbour = ToolCall(id="a", code="a"), ToolCall(code="b")
+        first, other = (asyncio.create_task(client.run(each)) for each in (call, neighbour))
+        await arrived.wait()
+        first.cancel()
+        await told.wait()
+        again = asyncio.create_task(client.run(call))
+        asyncio.get_running_loop().call_soon(go_on.set)
+        assert (await again).stdout == "a"
+    assert order == ["cancelled", "sent again"]
+    await asyncio.gather(first, other, return_exceptions=True)
+
+
+async def test_a_call_that_another_caller_waits_for_is_not_ended() -> None:
+    """Two callers of one id share its run; the gateway hears nothing when one of them leaves."""
+    arrived, go_on = asyncio.Event(), asyncio.Event()
 
     async def answer(request: Request) -> None:
         arrived.set()
@@ -425,14 +503,76 @@ async def test_a_cancelled_call_disturbs_no_other() -> None:
         await answer_all(request)
 
     async with FakeGateway(answer) as gateway, SandboxClient(gateway.url) as client:
-        never_sent, sent, kept = (asyncio.create_task(client.run(code)) for code in ("a", "b", "c"))
-        asyncio.get_running_loop().call_soon(never_sent.cancel)
+        call = ToolCall(id="a", code="a")
+        leaving, staying = (asyncio.create_task(client.run(call)) for _ in range(2))
         await arrived.wait()
-        sent.cancel()
+        leaving.cancel()
+        await asyncio.wait({leaving})
         go_on.set()
-        assert (await kept).stdout == "c"
-        await asyncio.gather(never_sent, sent, return_exceptions=True)
-    assert [call["code"] for call in gateway.requests[0].calls] == ["b", "c"]
+        assert (await staying).stdout == "a"
+    assert gateway.cancels == []
+
+
+async def test_few_cancellations_are_told_at_one_time() -> None:
+    """However many callers leave a request that others still wait for, and whatever the gateway says to it."""
+    arrived, all_told = asyncio.Event(), asyncio.Event()
+    open_now = most_open = 0
+
+    async def answer(request: Request) -> None:
+        arrived.set()
+        await all_told.wait()
+        await answer_all(request)
+
+    async def cancel(request: Request) -> None:
+        nonlocal open_now, most_open
+        open_now += 1
+        most_open = max(most_open, open_now)
+        await asyncio.sleep(0.001)  # so that others have the time to come
+        open_now -= 1
+        if len(gateway.cancels) == 64:
+            all_told.set()
+        request.drop()
+
+    async with FakeGateway(answer, cancel) as gateway, SandboxClient(gateway.url) as client:
+        tasks = [asyncio.create_task(client.run(str(n))) for n in range(65)]
+        await arrived.wait()
+        for task in tasks[1:]:
+            task.cancel()
+        assert (await tasks[0]).stdout == "0"
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(set(gateway.cancels)) == 64
+    assert 1 < most_open <= 8
+
+
+async def test_closing_joins_the_last_cancellations() -> None:
+    """A client that is closed right after a caller was cancelled leaves no task behind."""
+    arrived = asyncio.Event()
+
+    async def never(request: Request) -> None:
+        arrived.set()
+        await asyncio.Event().wait()
+
+    async with FakeGateway(never) as gateway:
+        before = asyncio.all_tasks()
+        async with SandboxClient(gateway.url) as client:
+            tasks = [asyncio.create_task(client.run(code)) for code in ("a", "b")]
+            await arrived.wait()
+            tasks[0].cancel()
+            await asyncio.wait({tasks[0]})
+        await asyncio.wait(tasks)
+        assert [task for task in asyncio.all_tasks() - before if "wire" in repr(task)] == []
+
+
+async def test_closing_in_the_moment_of_sending_leaves_nobody_waiting() -> None:
+    """A request that is cut before its first step still answers all of its calls."""
+    async with FakeGateway() as gateway:
+        async with SandboxClient(gateway.url) as client:
+            calls = [
+                asyncio.create_task(client.run(str(n))) for n in range(128)
+            ]  # a full request leaves at once
+            await asyncio.sleep(0)
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(end) for end in ends} == {AnswerLost}
 
 
 async def test_closing_tells_everybody_who_waits() -> None:
