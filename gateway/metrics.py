@@ -68,6 +68,34 @@ class Metrics:
             buckets=CALL_SECONDS,
             registry=self.registry,
         )
+        self.estimated_wait = Gauge(
+            "sandbox_gateway_estimated_wait_seconds",
+            "Seconds that a call which comes now would wait for a worker; NaN while nobody can tell.",
+            ("priority",),
+            registry=self.registry,
+        )
+        self.waiting = Gauge(
+            "sandbox_gateway_waiting_calls",
+            "Calls in Redis, of all gateways, that no worker has taken.",
+            ("priority",),
+            registry=self.registry,
+        )
+        self.running = Gauge(
+            "sandbox_gateway_running_calls",
+            "Calls, of all gateways, that workers have taken and not settled.",
+            ("priority",),
+            registry=self.registry,
+        )
+        self.redis_used = Gauge(
+            "sandbox_gateway_redis_used_bytes",
+            "Memory that Redis uses.",
+            registry=self.registry,
+        )
+        self.redis_max = Gauge(
+            "sandbox_gateway_redis_max_bytes",
+            "Memory that Redis may use; 0 for as much as there is.",
+            registry=self.registry,
+        )
         self.replies_dropped = Counter(
             "sandbox_gateway_replies_dropped",
             "Replies that nobody waited for: of a call that ran twice, or that was given up before.",
