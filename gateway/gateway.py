@@ -24,6 +24,7 @@ from uuid import uuid4
 from gateway.admission import Admission
 from gateway.batcher import Batcher, Outbox
 from gateway.metrics import Metrics
+from gateway.pressure import Pressure
 from gateway.readiness import ASK_AGAIN_S, Heartbeat, Obstacle, Readiness
 from gateway.replies import Answer, Inbox, ReplyRouter
 from sandbox.calls import ToolCall
@@ -58,7 +59,8 @@ class Gateway:
         self.settings = settings
         self.queue = queue
         self.metrics = Metrics()
-        self.readiness = Readiness(queue)
+        self.pressure = Pressure(settings.gateway.max_backlog, self.metrics)
+        self.readiness = Readiness(queue, self.pressure, self._put_late_call)
         self.admission = Admission(settings.gateway.max_in_flight, self.readiness, self.metrics)
         self.replies = ReplyRouter(queue, self.id, settings.worker.recovery_s, self.metrics)
         self.batcher = Batcher(queue, self.replies.answer, self.metrics)
@@ -102,6 +104,12 @@ class Gateway:
         except TimeoutError:
             left = self.replies.abandon("this gateway is shutting down and the call was not done in time")
             log.warning("calls left behind", extra={"calls": left, "grace_s": grace_s})
+
+    async def _put_late_call(self) -> None:
+        """Put a call that its worker drops unrun, because its deadline has passed."""
+        late_ms = self.queue.now_ms() - 1
+        call = ToolCall(code="")
+        await self.queue.put([QueuedCall(call, self.id, late_ms, late_ms)])
 
     async def _end(self, loops: asyncio.Task[None]) -> None:
         """The end, in the order of dependence: what puts, what reads, then the queue below both."""

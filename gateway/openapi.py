@@ -20,7 +20,7 @@ _BATCH_ERRORS = (413, 422, 429, 500, 503)
 _MEANING = {
     413: "The request is too large.",
     422: "The call is wrong; the message names the field.",
-    429: "Full; try again after `retry_after_s`.",
+    429: "Full, or the call would wait past its deadline; try again after `retry_after_s`.",
     500: "We failed. The program may have run, and the answer says nothing about it.",
     503: "No Redis, no worker, or shutting down; try again after `retry_after_s`.",
     504: "The deadline passed before the program started; it is safe to send the call again.",

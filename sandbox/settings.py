@@ -60,6 +60,11 @@ class GatewaySettings(_Section):
         default=16 * MIB, ge=1024, description="Largest request; a larger one gets 413."
     )
     max_batch: int = Field(default=1024, ge=1, description="Most calls in one batch request.")
+    max_backlog: int = Field(
+        default=100_000,
+        ge=1,
+        description="Calls of one priority that may wait in Redis, whoever put them; one more is answered 429.",
+    )
     notice_s: float = Field(
         default=5.0,
         ge=0,

@@ -17,6 +17,9 @@ import pytest
 
 from gateway.app import create_app
 from gateway.gateway import Gateway
+from gateway.metrics import Metrics
+from gateway.pressure import Pressure
+from gateway.readiness import Readiness
 from sandbox.queue import CallQueue
 from sandbox.redis_server import RedisServer, wait_ready
 from sandbox.settings import RedisSettings, Settings
@@ -120,3 +123,18 @@ async def serve(queues: Callable[[], Any]) -> AsyncIterator[Serve]:
     yield start
     for stop in stops:
         await stop.__aexit__(None, None, None)
+
+
+async def nothing() -> None:
+    """Put no late call."""
+
+
+async def make_ready(queue: Any) -> Readiness:
+    """Readiness that has asked once and found a worker."""
+    await queue.announce(EchoWorker(queue).info(), ttl_s=60)
+    readiness = Readiness(queue, Pressure(1000, Metrics()), nothing)
+    stop = asyncio.Event()
+    stop.set()
+    await readiness.run(stop)
+    assert readiness.obstacle() is None
+    return readiness

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from sandbox.calls import ToolResult
 from sandbox.errors import Unavailable
-from sandbox.queue import Backlog, Delivery, QueuedCall, WorkerInfo
+from sandbox.queue import Backlog, Delivery, Pulse, QueuedCall, StreamPulse, WorkerInfo
 
 
 class FakeQueue:
@@ -18,7 +18,11 @@ class FakeQueue:
     def __init__(self) -> None:
         self.away = False
         self.is_open = False
+        self.run_id = "fake"
+        self.used_bytes = 1
+        self.max_bytes = 0
         self.puts: list[list[QueuedCall]] = []
+        self._taken = {"tool": 0, "judge": 0}
         self._calls: deque[QueuedCall] = deque()
         self._running: dict[str, Delivery] = {}
         self._replies: dict[str, deque[tuple[str, bytes]]] = defaultdict(deque)
@@ -39,8 +43,18 @@ class FakeQueue:
     def now_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
 
-    async def ping(self) -> None:
+    async def pulse(self) -> Pulse:
         self._check()
+        waiting = {
+            priority: sum(queued.call.priority == priority for queued in self._calls)
+            for priority in ("tool", "judge")
+        }
+        return Pulse(
+            self.run_id,
+            self.used_bytes,
+            self.max_bytes,
+            {priority: StreamPulse(waiting[priority], 0, self._taken[priority]) for priority in waiting},
+        )
 
     async def put(self, calls: Sequence[QueuedCall]) -> None:
         self._check()
@@ -55,6 +69,7 @@ class FakeQueue:
         taken = []
         while self._calls and len(taken) < count:
             queued = self._calls.popleft()
+            self._taken[queued.call.priority] += 1
             entry = f"{len(self._running)}-{queued.call.id}"
             delivery = Delivery(
                 entry, "calls", queued.call, queued.reply_to, queued.accepted_ms, queued.deadline_ms, 1

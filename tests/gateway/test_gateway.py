@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from gateway import readiness as readiness_module
 from gateway.admission import LONGEST_RETRY_S, Admission
 from gateway.gateway import Gateway
 from gateway.metrics import Metrics
-from gateway.readiness import Readiness
 from gateway.tenants import ANONYMOUS
 from sandbox.errors import ConfigError, Overloaded, Unavailable
-from sandbox.queue import QueuedCall, WorkerInfo
+from sandbox.queue import QueuedCall
 from sandbox.settings import Settings
 
-from .conftest import serving, until, working
+from .conftest import make_ready, serving, until, working
 from .fake_queue import FakeQueue
 
 
@@ -51,10 +49,10 @@ async def test_redis_goes_and_comes_back() -> None:
         batch = await http.post("/v1/batch", json={"calls": [{"code": "echo"}]})
         assert batch.json()["results"][0]["error"]["name"] == "Unavailable"
         del queue.put  # type: ignore[attr-defined]
-        queue.ping = _away  # type: ignore[method-assign]
+        queue.pulse = _away  # type: ignore[method-assign]
         await until(lambda: gateway.readiness.obstacle() is not None)
         assert (await http.get("/readyz")).status_code == 503
-        del queue.ping  # type: ignore[attr-defined]
+        del queue.pulse  # type: ignore[attr-defined]
         await until(lambda: gateway.readiness.obstacle() is None)
         assert (await http.post("/v1/run", json={"code": "echo"})).status_code == 200
         assert len(worker.seen) == 1
@@ -105,34 +103,9 @@ async def test_the_queue_is_closed_last() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def make_ready() -> Readiness:
-    """Readiness that has asked once and found a worker."""
-    queue = FakeQueue()
-    worker = WorkerInfo(id="w", slots=1, busy=0, level="none", draining=False, started_at=0.0, version="1")
-    await queue.announce(worker, ttl_s=60)
-    readiness = Readiness(queue)
-    obstacle = readiness.obstacle()
-    assert obstacle is not None
-    assert obstacle.word == "no_redis"
-    stop = asyncio.Event()
-    stop.set()
-    await readiness.run(stop)
-    assert readiness.obstacle() is None
-    return readiness
-
-
-async def test_a_silent_redis_counts_as_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When questions hang without an error, readiness ends once the last answer is too old."""
-    readiness = await make_ready()
-    monkeypatch.setattr(readiness_module, "FRESH_S", 0.0)
-    obstacle = readiness.obstacle()
-    assert obstacle is not None
-    assert "silent" in obstacle.sentence
-
-
 async def test_retry_after_follows_the_pace() -> None:
     """The time to wait is how long calls take of late, at least a second and at most a minute."""
-    admission = Admission(1, await make_ready(), Metrics())
+    admission = Admission(1, await make_ready(FakeQueue()), Metrics())
     assert admission.retry_after_s() == 1.0
     for seconds, expected in ((5.0, 5.0), (1000.0, LONGEST_RETRY_S), (0.1, 1.0)):
         for _ in range(400):
@@ -142,7 +115,7 @@ async def test_retry_after_follows_the_pace() -> None:
 
 async def test_a_permit_that_cannot_widen_stays_as_it_was() -> None:
     """A refused batch gives back exactly what it held."""
-    admission = Admission(3, await make_ready(), Metrics())
+    admission = Admission(3, await make_ready(FakeQueue()), Metrics())
     with admission.enter(ANONYMOUS) as permit:
         permit.widen(2)
         with pytest.raises(Overloaded):
