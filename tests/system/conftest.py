@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,13 @@ import pytest
 from sandbox.errors import ConfigError
 from sandbox.jail import runtime
 from sandbox.settings import load_settings
+
+from .processes import until
+from .stack import Stack, stack
+
+WORKERS = 2
+#: Long enough that a heartbeat on a busy machine is no silence.
+LEASE_S = 3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,3 +36,19 @@ def _runtime() -> None:
         if os.environ.get("CI") == "true":  # noqa: TID251 - whether we are in CI is no setting of the service
             pytest.fail(str(exc))
         pytest.skip(str(exc))
+
+
+@pytest.fixture(scope="module")
+def the_stack() -> Iterator[Stack]:
+    """Two workers, one gateway, and a Redis of its own."""
+    options = ("--workers", str(WORKERS), "--slots", "8")
+    with stack(*options, SANDBOX_WORKER__LEASE_S=str(LEASE_S)) as running:
+        yield running
+
+
+@pytest.fixture
+def whole(the_stack: Stack) -> Stack:
+    """The stack, when all of it serves."""
+    until(lambda: the_stack.is_ready() and len(the_stack.worker_ids()) == WORKERS, "the whole stack")
+    the_stack.processes()  # so that it knows what may have to be gone
+    return the_stack

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +44,18 @@ def family(pid: int, among: list[Process] | None = None) -> list[Process]:
     for process in found:  # grows while we look
         found += [child for child in among if child.parent == process.pid]
     return found
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """SIGSTOP, and SIGCONT at the end of the block if it still lives."""
+    [process] = [process for process in alive() if process.pid == pid]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if process.lives:
+            os.kill(pid, signal.SIGCONT)
 
 
 def until(true: Callable[[], object], what: str, patience_s: float = 45.0) -> None:

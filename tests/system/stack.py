@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import redis
 
 from .processes import Process, alive, family, until
 
@@ -115,6 +116,11 @@ class Stack:
     def redis(self) -> int:
         [pid] = self.children("redis.sock")
         return pid
+
+    def redis_client(self) -> redis.Redis:
+        """A plain connection to its Redis. Use it in a `with`."""
+        [socket] = self.directory.glob("sandbox-redis-*/redis.sock")
+        return redis.Redis(unix_socket_path=str(socket), protocol=2, socket_timeout=10)
 
     def processes(self) -> set[Process]:
         """All that live of those it has ever been seen to have."""

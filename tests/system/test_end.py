@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from sandbox.jail.cgroups import FOLDER, find_place
 
-from .load import Load, all_right
+from .callers import Load, all_right
 from .processes import until
 from .stack import Stack, gone, stack
 

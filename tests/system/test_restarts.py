@@ -13,7 +13,8 @@ import httpx
 
 from sandbox import SandboxClient, SandboxError, ToolCall
 
-from .load import Load, value
+from .callers import Load, all_right
+from .oracle import Call
 from .processes import until
 from .stack import Stack, gone, stack
 from .test_end import listens
@@ -78,7 +79,7 @@ class Callers:
         while not self._stopping:
             id_ = f"{name}-{number}"
             seconds = 0.02 if number % 8 else 1.0
-            yield ToolCall(id=id_, code=f"import time\ntime.sleep({seconds})\nprint({value(id_)!r})")
+            yield ToolCall(id=id_, code=f"import time\ntime.sleep({seconds})\nprint({Call(id_).value()!r})")
             number += 1
 
     def _note(self, id_: str, said: str) -> None:
@@ -100,7 +101,7 @@ class Callers:
 
     def wrong(self) -> list[tuple[str, str]]:
         """What was not answered by its own value."""
-        return [(id_, said) for id_, said in self.answers if said != f"{value(id_)}\n"]
+        return [(id_, said) for id_, said in self.answers if said != f"{Call(id_).value()}\n"]
 
 
 @contextmanager
@@ -144,7 +145,7 @@ def test_every_part_can_be_restarted_under_load() -> None:
 def test_a_killed_stack_lets_go_of_its_port() -> None:
     """After kill -9 another stack can have the port at once, while the old gateway still waits for an open call."""
     with stack("--slots", "2") as running:
-        Load(running.url, "warm", 2, seconds=0).answers()
+        all_right(Load(running.url, "warm", 2, seconds=0))
         long = Load(running.url, "long", 1, seconds=50, limits={"wall_s": 60})
         until(lambda: running.http.get("/v1/status").json()["backlog"]["running"] == 1, "a running call")
         left = running.processes()

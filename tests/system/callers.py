@@ -1,0 +1,169 @@
+"""Callers as patient as the client: what they send and what they hear goes to an oracle.
+
+A connection serves one request, so that the kernel spreads requests over the gateways, and so that one which breaks
+says which calls have to be sent again. They are, under their ids, as long as the caller's patience lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import httpx
+
+from sandbox import CallStatus
+
+from .oracle import PROMISE_S, Attempt, Call, Counts, Ending, Oracle
+
+#: Between two attempts.
+PAUSE_S = 0.2
+#: An answer that comes too late is waited for nevertheless, to learn how late; also behind a gateway that stands still.
+CURIOSITY_S = 10.0
+
+_LINES = {"accept": "application/x-ndjson"}
+
+
+class Callers:
+    """All that send calls to one address."""
+
+    def __init__(self, url: str, oracle: Oracle, *, curiosity_s: float = CURIOSITY_S) -> None:
+        self.oracle = oracle
+        self._curiosity_s = curiosity_s
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._http = httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False)
+        self._requests = itertools.count(1)
+
+    async def close(self) -> None:
+        """After the last call."""
+        await self._http.aclose()
+
+    async def send(
+        self,
+        calls: Sequence[Call],
+        *,
+        batch: bool,
+        patience_s: float = 0.0,
+        leave_after_s: float | None = None,
+    ) -> None:
+        """Send calls, in a batch or one alone, and send again what has no answer because its connection broke.
+
+        After `patience_s` nothing is sent any more. `leave_after_s` is when the caller turns away instead.
+        """
+        over_at = self.oracle.now() + patience_s
+        left, is_first = list(calls), True
+        while left:
+            request = next(self._requests)
+            attempts = [self.oracle.attempt(call, request) for call in left]
+            await self._request(attempts, batch, leave_after_s)
+            # Who was refused at once knows where he stands. Whose connection broke wants to know what became of it.
+            again = {Ending.BROKE} if is_first else {Ending.BROKE, Ending.REFUSED}
+            left = [attempt.call for attempt in attempts if attempt.ending in again]
+            is_first = False
+            if self.oracle.now() + PAUSE_S > over_at:
+                return
+            await asyncio.sleep(PAUSE_S)
+
+    async def _request(self, attempts: Sequence[Attempt], batch: bool, leave_after_s: float | None) -> None:
+        deadline_s = max(attempt.call.deadline_s for attempt in attempts)
+        patience_s = deadline_s + PROMISE_S + self.oracle.allowance_s + self._curiosity_s
+        ending = Ending.SILENT if leave_after_s is None else Ending.LEFT
+        try:
+            async with asyncio.timeout(patience_s if leave_after_s is None else leave_after_s):
+                await (self._batch(attempts) if batch else self._single(attempts[0]))
+        except TimeoutError:
+            pass
+        except httpx.TransportError:
+            ending = Ending.BROKE
+        for attempt in attempts:
+            self.oracle.end(attempt, ending)
+
+    async def _single(self, attempt: Attempt) -> None:
+        response = await self._http.post("/v1/run", json=attempt.call.body())
+        self.oracle.answer(attempt, response.json())
+
+    async def _batch(self, attempts: Sequence[Attempt]) -> None:
+        body = {"calls": [attempt.call.body() for attempt in attempts]}
+        async with self._http.stream("POST", "/v1/batch", json=body, headers=_LINES) as response:
+            if response.status_code != 200:
+                error = json.loads(await response.aread())
+                for attempt in attempts:
+                    self.oracle.answer(attempt, error)
+                return
+            async for line in response.aiter_lines():
+                item = json.loads(line)
+                index = item.pop("index")
+                if 0 <= index < len(attempts):
+                    self.oracle.answer(attempts[index], item)
+                else:
+                    self.oracle.stray(f"a line of {len(attempts)} is numbered {index}: {line[:200]}")
+
+
+class Load:
+    """Calls in one batch request, sent by a thread while the test does something to the service."""
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        count: int,
+        *,
+        seconds: float = 0.05,
+        patience_s: float = 0.0,
+        **fields: Any,
+    ) -> None:
+        """Send `count` calls, each of which sleeps for `seconds`; `fields` are fields of every call."""
+        name = f"{name}-{uuid4().hex[:8]}"  # an id that was used is answered from memory
+        self.calls = [Call(f"{name}-{n}", CallStatus.OK, seconds, fields=fields) for n in range(count)]
+        self.oracle = Oracle()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._send(url, patience_s)))
+        self._thread.start()
+
+    async def _send(self, url: str, patience_s: float) -> None:
+        callers = Callers(url, self.oracle)
+        await callers.send(self.calls, batch=True, patience_s=patience_s)
+        await callers.close()
+
+    def wait_answers(self, count: int) -> None:
+        """Wait until so many calls are answered and others are still under way."""
+        with self.oracle.changed:
+            assert self.oracle.changed.wait_for(lambda: self.oracle.answers() >= count or self._is_over(), 60)
+            assert not self._is_over(), f"too early to tell anything: {self.oracle.count()}"
+
+    def _is_over(self) -> bool:
+        """Whether no attempt is open, which is also so between two of them."""
+        attempts = self.oracle.attempts()
+        return bool(attempts) and all(attempt.ending for attempt in attempts)
+
+    def count(self) -> Counts:
+        """What came of the calls, when all attempts have ended."""
+        self._thread.join(120)
+        assert not self._thread.is_alive(), f"still under way: {self.oracle.count()}"
+        return self.oracle.count()
+
+    def broke_off(self) -> bool:
+        """Whether the connection broke before the last answer; waits for the end of either."""
+        self.count()
+        return any(attempt.ending is Ending.BROKE for attempt in self.oracle.attempts())
+
+
+def all_right(load: Load) -> None:
+    """Every call is answered once, in time, with its own value."""
+    counts = load.count()
+    assert counts.is_clean, counts.complaints[:3]
+    assert (counts.executed, counts.faults) == (len(load.calls), {})
+
+
+def right_or_fault(load: Load) -> int:
+    """Every call is answered once, in time, with its own value or by a fault that says what failed; how many are right.
+
+    A call that was refused, because nobody was there to take it, counts as neither.
+    """
+    counts = load.count()
+    assert counts.is_clean, counts.complaints[:3]
+    assert counts.answered + counts.refused == len(load.calls)
+    return counts.executed
