@@ -8,37 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import pytest
 
 from sandbox.jail import PRELOADS
 
-from .load import Load, all_right, right_or_fault
+from .callers import Load, all_right, right_or_fault
+from .conftest import WORKERS
 from .processes import Process, alive, family, until
-from .stack import Stack, gone, stack
-
-WORKERS = 2
-#: Long enough that a heartbeat on a busy machine is no silence.
-LEASE_S = 3
-
-
-@pytest.fixture(scope="module")
-def the_stack() -> Iterator[Stack]:
-    """Two workers, one gateway, and a Redis of its own."""
-    options = ("--workers", str(WORKERS), "--slots", "8")
-    with stack(*options, SANDBOX_WORKER__LEASE_S=str(LEASE_S)) as running:
-        yield running
-
-
-@pytest.fixture
-def whole(the_stack: Stack) -> Stack:
-    """The stack, when all of it serves."""
-    until(lambda: the_stack.is_ready() and len(the_stack.worker_ids()) == WORKERS, "the whole stack")
-    the_stack.processes()  # so that it knows what may have to be gone
-    return the_stack
+from .stack import Stack, gone
 
 
 def jails_of(worker: int) -> list[list[Process]]:
@@ -113,62 +89,3 @@ def kill_in_use(whole: Stack, name: str, below: int) -> None:
     for worker in workers:
         has_all_jails(worker)
     all_right(Load(whole.url, f"{name}-after", 40))
-
-
-@contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    """SIGSTOP, and SIGCONT at the end of the block."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def test_redis_is_silent_for_a_while(whole: Stack) -> None:
-    """A Redis that hangs: new calls get 503 soon, then at once; afterwards all goes on in the same processes."""
-    before = (whole.gateways, whole.workers)
-    load = Load(whole.url, "freeze", 400, deadline_s=6, limits={"wall_s": 6})
-    load.wait_answers(40)
-    with frozen(whole.redis):
-        frozen_at = time.monotonic()
-        refused_within(whole, 5)
-        until(lambda: not whole.is_ready(), "news of the silence")
-        refused_within(whole, 2)
-        until(lambda: time.monotonic() > frozen_at + 3, "three seconds")
-    recovered(whole)
-    right_or_fault(load)
-    assert (whole.gateways, whole.workers) == before
-
-
-def test_redis_is_killed(whole: Stack) -> None:
-    """A Redis that comes back empty: what it held is answered as a fault, and all goes on in the same processes."""
-    before = (whole.gateways, whole.workers)
-    pid = whole.redis
-    [redis] = [process for process in alive() if process.pid == pid]
-    load = Load(whole.url, "redis", 400, deadline_s=3, limits={"wall_s": 1})
-    load.wait_answers(40)
-    with frozen(whole.pid):  # so that there is none until we have looked
-        os.kill(redis.pid, signal.SIGKILL)
-        gone({redis})
-        refused_within(whole, 2)
-        until(lambda: not whole.is_ready(), "news of the death")
-    recovered(whole)
-    assert whole.redis != redis.pid
-    assert right_or_fault(load) >= 1
-    assert (whole.gateways, whole.workers) == before
-
-
-def refused_within(whole: Stack, seconds: float) -> None:
-    """The next call gets 503, in this time."""
-    began = time.monotonic()
-    answer = whole.run("print(1)", deadline_s=2)
-    assert (answer.status_code, answer.json()["error"]["name"]) == (503, "Unavailable")
-    assert time.monotonic() - began < seconds
-
-
-def recovered(whole: Stack) -> None:
-    """Wait until the gateway takes calls again, and see that they are served as ever."""
-    until(whole.is_ready, "recovery")
-    all_right(Load(whole.url, "again", 20))
-    assert whole.run("print(2)").json()["stdout"] == "2\n"
