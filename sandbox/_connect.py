@@ -57,7 +57,7 @@ _OPTIONS = {
 }
 _TLS_OPTIONS = {
     *("ssl_ca_certs", "ssl_ca_path", "ssl_ca_data", "ssl_certfile", "ssl_keyfile", "ssl_password"),
-    *("ssl_cert_reqs", "ssl_check_hostname", "ssl_min_version", "ssl_ciphers"),
+    *("ssl_cert_reqs", "ssl_check_hostname", "ssl_ciphers"),
 }
 _SENTINEL_OPTIONS = {"sentinel_username", "sentinel_password"}
 _SCHEMES = {
