@@ -120,8 +120,10 @@ def mistake(exc: BaseException) -> str:
         match link:
             case _Refused():
                 return str(link)
-            case AuthenticationError() | NoPermissionError():
+            case AuthenticationError():
                 return f"Redis refuses us; check user and password: {link}"
+            case NoPermissionError():
+                return f"Redis's user lacks a right that README.md names: {link}"
             case ssl.SSLEOFError():  # it went away during the handshake
                 return ""
             case ssl.SSLError():

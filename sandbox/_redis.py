@@ -83,16 +83,16 @@ class RedisLink:
         """
         try:
             (info,) = await self.send(("INFO", "server"))
+            version = info.decode().partition("redis_version:")[2].split()[0]
+            if tuple(int(part) for part in version.split(".")[:2]) < FLOOR:
+                raise ConfigError(f"Redis {version} is too old; 7.0 is needed, or any Valkey")
+            with _one_meaning():
+                await self._create_groups()
+            await self.read_clock()
         except Unavailable as exc:
             if wrong := mistake(exc):
                 raise ConfigError(wrong) from exc
             raise Unavailable(f"cannot reach Redis: {exc.__cause__}", retry_after_s=1.0) from exc.__cause__
-        version = info.decode().partition("redis_version:")[2].split()[0]
-        if tuple(int(part) for part in version.split(".")[:2]) < FLOOR:
-            raise ConfigError(f"Redis {version} is too old; 7.0 is needed, or any Valkey")
-        with _one_meaning():
-            await self._create_groups()
-        await self.read_clock()
 
     async def close(self) -> None:
         """Close all connections. A blocking read that still waits ends with Unavailable."""

@@ -343,6 +343,10 @@ async def test_a_user_with_the_rights_that_the_readme_names(prepare, open_queue)
         operator.execute_command("ACL", "SETUSER", *rule.replace("{sandbox}", "{test}").split())
         with pytest.raises(ConfigError, match="check user and password"):
             await open_queue(f"redis://roc:wrong@127.0.0.1:{server.port}")
+        operator.execute_command("ACL", "SETUSER", "roc", "-xgroup|create")
+        with pytest.raises(ConfigError, match=r"lacks a right that README\.md names: .*xgroup"):
+            await open_queue(f"redis://roc:PASSWORD@127.0.0.1:{server.port}")
+        operator.execute_command("ACL", "SETUSER", "roc", "+xgroup|create")
         operator.execute_command("ACL", "LOG", "RESET")
         queue = await open_queue(f"redis://roc:PASSWORD@127.0.0.1:{server.port}/1")
         await put(queue, "a")
@@ -518,7 +522,8 @@ async def test_sentinels_that_refuse_stop_the_start(prepare, open_queue) -> None
         await open_queue(f"sentinel://{place}/main?sentinel_password=sesame")
 
 
-async def test_an_address_that_moves_to_another_master_is_followed(prepare, open_queue) -> None:
+@pytest.mark.parametrize("refusal", ["is a replica", "has no replica"])
+async def test_an_address_that_moves_to_another_master_is_followed(prepare, open_queue, refusal: str) -> None:
     """Without sentinels, too: when Redis refuses to write, all connections end, and new ones ask where the name leads."""
     old, new = prepare().start(), prepare().start()
     for server in (old, new):
@@ -530,7 +535,10 @@ async def test_an_address_that_moves_to_another_master_is_followed(prepare, open
         await queue.ping()
         proxy.server = new.port
         with old.client() as stranger:
-            stranger.replicaof("127.0.0.1", "1")
+            if refusal == "is a replica":
+                stranger.replicaof("127.0.0.1", "1")
+            else:
+                stranger.config_set("min-replicas-to-write", 1)
         with pytest.raises(Unavailable):
             await put(queue, "nowhere")
         await asyncio.wait({waiting}, timeout=TIGHT)
