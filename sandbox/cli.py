@@ -91,14 +91,13 @@ def up(
 ) -> None:
     """Run the whole service on this machine: Redis (unless REDIS_URL is set), gateways, workers."""
     _need_server("up")
-    from sandbox import logs, stack  # noqa: PLC0415 - needs the server's packages
+    from sandbox import stack  # noqa: PLC0415 - needs the server's packages
 
     options = {"GATEWAY__HOST": host, "GATEWAY__PORT": port, "WORKER__SLOTS": slots}
     environ = {**os.environ} | {  # noqa: TID251 - a command line, which hands it on
         f"{PREFIX}{k}": str(v) for k, v in options.items() if v is not None
     }
     settings = load_settings(environ)
-    logs.set_up(settings.log, "up")
     workers = workers or max(1, stack.cores() // 4)  # one busy event loop feeds the slots of four cores
     asyncio.run(stack.up(settings, environ, gateways=gateways, workers=workers))
 

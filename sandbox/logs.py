@@ -14,15 +14,19 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from sandbox.outlet import Outlet
 from sandbox.settings import LogSettings
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def set_up(settings: LogSettings, program: str) -> None:
-    """Send everything that is logged in this process to stderr, marked with the program's name."""
+def set_up(settings: LogSettings, program: str, outlet: Outlet | None = None) -> None:
+    """Send everything that is logged in this process to stderr, marked with the program's name.
+
+    `outlet` leads there too, for a program that may not wait for whoever reads it.
+    """
     as_text = settings.format == "text" or (settings.format == "auto" and sys.stderr.isatty())
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(outlet or sys.stderr)
     handler.setFormatter(_Text(program) if as_text else _Json(program))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line a request, at info

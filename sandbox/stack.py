@@ -19,8 +19,10 @@ from functools import partial
 
 from pydantic import BaseModel
 
+from sandbox import logs
 from sandbox.client import SandboxClient
 from sandbox.errors import ConfigError, Unavailable
+from sandbox.outlet import Outlet
 from sandbox.redis_server import RedisServer, private_directory, wait_ready
 from sandbox.settings import PREFIX, SLOTS_PER_CORE, Settings
 from sandbox.supervise import Program, Stage, Supervisor
@@ -48,6 +50,8 @@ async def up(settings: Settings, environ: Mapping[str, str], *, gateways: int, w
     variables = dict(environ) | _variables(settings, workers)
     stages: list[Stage] = []
     with contextlib.ExitStack() as stack:
+        outlet = stack.enter_context(Outlet(sys.stderr.fileno()))
+        logs.set_up(settings.log, "up", outlet)
         if not settings.redis.url:
             server = RedisServer.find()
             directory, fd = stack.enter_context(private_directory())
@@ -66,7 +70,7 @@ async def up(settings: Settings, environ: Mapping[str, str], *, gateways: int, w
                 partial(_announce, _url(listeners[0]), workers),
             )
         )
-        await Supervisor(stages, listeners).run()
+        await Supervisor(stages, outlet, listeners).run()
 
 
 def bind(host: str, port: int, count: int) -> list[socket.socket]:

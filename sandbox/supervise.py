@@ -16,6 +16,8 @@ cost an interpreter's start for each child, and `preexec_fn` is dangerous only b
 there are none. That is also why children are awaited by pidfd and not by asyncio, which on Python 3.11 spends
 a thread on each.
 
+What children say comes to us through pipes and leaves by whole lines through an outlet, which waits for no reader.
+
 The end goes through the stages backwards: each child gets SIGTERM and its grace, then SIGKILL. A second signal
 kills everything at once. Children are in process groups of their own, so Ctrl-C reaches only the supervisor.
 """
@@ -31,13 +33,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sandbox.errors import ConfigError
+from sandbox.outlet import Outlet
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +68,11 @@ class Program:
 class Child:
     """A program that is kept running until `stop`. `give_up` learns of what ends it before that."""
 
-    def __init__(self, program: Program, give_up: Callable[[BaseException], None]) -> None:
+    def __init__(self, program: Program, give_up: Callable[[BaseException], None], outlet: Outlet) -> None:
         self.program = program
         self.was_well = False  # from then on it is started again, whatever it dies of
         self._give_up = give_up
+        self._outlet = outlet
         self._stopping = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -123,8 +126,9 @@ class Child:
     async def _live(self) -> int:
         """One life of the program; its exit code, negative for a signal."""
         self._last_lines.clear()
+        outlet = None if self.program.quiet else self._outlet
         ours, theirs = os.pipe()
-        with contextlib.closing(_Relay(ours, self._last_lines, quiet=self.program.quiet)):
+        with contextlib.closing(_Relay(ours, self._last_lines, outlet)):
             try:
                 self._process = process = _spawn(self.program, theirs)
             except OSError as exc:
@@ -180,14 +184,14 @@ async def _end_of(pid: int) -> None:
 
 
 class _Relay:
-    """What comes out of a pipe goes to our stderr by whole lines, so that children do not mix theirs."""
+    """What comes out of a pipe goes to an outlet by whole lines, so that children do not mix theirs."""
 
-    def __init__(self, fd: int, last_lines: deque[str], *, quiet: bool) -> None:
+    def __init__(self, fd: int, last_lines: deque[str], outlet: Outlet | None) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
         self._rest = b""
         self._last_lines = last_lines
-        self._quiet = quiet
+        self._outlet = outlet
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(fd, self._read)
 
@@ -213,10 +217,8 @@ class _Relay:
 
     def _write(self, lines: list[bytes]) -> None:
         self._last_lines.extend(line.decode(errors="replace") for line in lines)
-        if self._quiet:
-            return
-        sys.stderr.buffer.write(b"".join(line + b"\n" for line in lines))
-        sys.stderr.buffer.flush()
+        if self._outlet is not None:
+            self._outlet.pass_on(b"".join(line + b"\n" for line in lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +234,11 @@ class Stage:
 class Supervisor:
     """Brings stages up one after the other, and down in the opposite order."""
 
-    def __init__(self, stages: Sequence[Stage], listeners: Sequence[socket.socket] = ()) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], outlet: Outlet, listeners: Sequence[socket.socket] = ()
+    ) -> None:
         self._stages = stages
+        self._outlet = outlet
         self._listeners = listeners
         self._children: dict[str, list[Child]] = {}
 
@@ -270,7 +275,7 @@ class Supervisor:
 
         for stage in self._stages:
             log.info("starting", extra={"stage": stage.name, "programs": len(stage.programs)})
-            self._children[stage.name] = [Child(program, give_up) for program in stage.programs]
+            self._children[stage.name] = [Child(program, give_up, self._outlet) for program in stage.programs]
             if stage.ready is not None:
                 await stage.ready()
         if stage.ready is not None:  # the last one waits for the whole stack

@@ -120,6 +120,17 @@ async def test_up_says_nothing_of_its_redis(up: Up) -> None:
     assert [line for line in log.decode().splitlines() if not line.startswith("{")] == []
 
 
+async def test_up_serves_and_ends_though_nobody_reads_its_log(up: Up, tmp_path: Path) -> None:
+    """A worker that says far more than a pipe holds stalls neither itself nor the supervisor."""
+    (tmp_path / "worker.py").write_text(f"for _ in range(50_000): print('x' * 99, flush=True)\n{WORKER}")
+    process = await up()
+    await url_of(process)
+    process.send_signal(signal.SIGTERM)
+    while process.returncode is None:  # noqa: ASYNC110 - wait() would wait until all is read
+        await asyncio.sleep(0.01)
+    assert process.returncode == 0
+
+
 async def test_a_killed_stack_leaves_nothing_for_long(up: Up, tmp_path: Path) -> None:
     """After kill -9 of the supervisor the next one removes what the first could not."""
     first = await up()

@@ -7,6 +7,7 @@ end of the connection is the end of the life. So every wait is for an event.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 from sandbox import supervise
 from sandbox.errors import ConfigError, Unavailable
+from sandbox.outlet import Outlet
 from sandbox.supervise import Child, Program, Stage, Supervisor
 
 PROGRAM = """
@@ -33,6 +35,10 @@ signal.signal(signal.SIGTERM, on_term)
 if "fork" in ways:
     child = ["stay" if way == "fork" else way for way in ways]
     subprocess.Popen([sys.executable, "-c", os.environ["PROGRAM"], name + "-child", port, *child])
+if "loud" in ways:
+    for number in range(50_000):
+        print(number, "x" * 99)
+    sys.stdout.flush()
 link.sendall(b"up\\n")
 print("hello from", name, end="", flush=True)
 while True:
@@ -65,6 +71,7 @@ class Nursery:
 
     port: int
     lives: asyncio.Queue[Life]
+    outlet_fd: int = 2
     failures: asyncio.Queue[BaseException] = field(default_factory=asyncio.Queue)
     children: list[Child] = field(default_factory=list)
 
@@ -73,7 +80,7 @@ class Nursery:
         return Program(name, command, {"PROGRAM": PROGRAM}, grace_s, **options)
 
     def start(self, program: Program) -> Child:
-        self.children.append(Child(program, self.failures.put_nowait))
+        self.children.append(Child(program, self.failures.put_nowait, Outlet(self.outlet_fd)))
         return self.children[-1]
 
     async def born(self) -> Life:
@@ -197,7 +204,7 @@ os.execv(sys.executable, [sys.executable, "-c", os.environ["PROGRAM"], *sys.argv
         away.touch()
         os.kill(first.pid, signal.SIGKILL)  # its end is seen after we return
 
-    running = asyncio.create_task(Supervisor([Stage("one", [program], wait_until_ready)]).run())
+    running = asyncio.create_task(Supervisor([Stage("one", [program], wait_until_ready)], Outlet(2)).run())
     first = await nursery.born()
     ready.set()
     await nursery.born()
@@ -251,6 +258,35 @@ async def test_what_children_say_goes_to_stderr_by_whole_lines(
     assert capfdbinary.readouterr() == (b"", "a\xff\nb\nc\n".encode() * 3)
 
 
+async def test_nobody_need_read_what_children_say(nursery: Nursery, caplog: pytest.LogCaptureFixture) -> None:
+    """A child that says more than anybody reads goes on; what is heard is whole, what is lost is counted."""
+    ours, nursery.outlet_fd = os.pipe()
+    nursery.start(nursery.program("a", "loud"))
+    await nursery.born()  # though 5 MB do not fit into the pipe
+    os.set_blocking(ours, False)
+    heard = b""
+    lost = 0
+    while heard.count(b"\n") + lost < 50_000:
+        with contextlib.suppress(BlockingIOError):
+            heard += os.read(ours, 1 << 20)
+        await asyncio.sleep(0)
+        lost = sum(vars(record)["lines_lost"] for record in caplog.records)
+    numbers = [int(line.removesuffix(b" " + b"x" * 99)) for line in heard.splitlines()]
+    assert numbers == sorted(set(numbers))
+    assert 0 < lost < 50_000 - 10_000
+    for fd in (ours, nursery.outlet_fd):
+        os.close(fd)
+
+
+async def test_a_reader_that_has_gone_is_nobody(nursery: Nursery) -> None:
+    """A child's life does not depend on the terminal that its supervisor was started in."""
+    ours, nursery.outlet_fd = os.pipe()
+    os.close(ours)
+    nursery.start(nursery.program("a", "loud"))
+    await nursery.born()
+    os.close(nursery.outlet_fd)
+
+
 async def test_a_quiet_child_is_heard_when_it_fails(
     nursery: Nursery, capfdbinary: pytest.CaptureFixture[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -268,7 +304,7 @@ async def test_stages_start_in_order_and_end_backwards(nursery: Nursery) -> None
     ready = asyncio.Event()
     stubborn = nursery.program("b", "stubborn", grace_s=0.2)
     stages = [Stage("one", [nursery.program("a")], ready.wait), Stage("two", [stubborn])]
-    running = asyncio.create_task(Supervisor(stages).run())
+    running = asyncio.create_task(Supervisor(stages, Outlet(2)).run())
     a = await nursery.born()
     assert (a.name, nursery.lives.empty()) == ("a", True)
     ready.set()
@@ -289,7 +325,7 @@ async def test_a_second_signal_kills_everything(nursery: Nursery, first: signal.
         Stage("one", [nursery.program("a", "stubborn")]),
         Stage("two", [nursery.program("b", "stubborn")]),
     ]
-    running = asyncio.create_task(Supervisor(stages).run())
+    running = asyncio.create_task(Supervisor(stages, Outlet(2)).run())
     lives = {life.name: life for life in (await nursery.born(), await nursery.born())}
     os.kill(os.getpid(), first)
     await lives["b"].reports("asked")
@@ -303,7 +339,7 @@ async def test_a_child_that_is_given_up_ends_the_stack(nursery: Nursery) -> None
     """The others are ended in order, and the reason is raised."""
     stages = [Stage("one", [nursery.program("a")]), Stage("two", [python("raise SystemExit(2)")])]
     with pytest.raises(ConfigError, match="small does not stay up"):
-        await Supervisor(stages).run()
+        await Supervisor(stages, Outlet(2)).run()
 
 
 async def test_a_stage_that_does_not_get_ready_ends_the_stack(nursery: Nursery) -> None:
@@ -315,7 +351,7 @@ async def test_a_stage_that_does_not_get_ready_ends_the_stack(nursery: Nursery) 
         raise Unavailable("not in time")
 
     with pytest.raises(Unavailable, match="not in time"):
-        await Supervisor([Stage("one", [nursery.program("a")], never)]).run()
+        await Supervisor([Stage("one", [nursery.program("a")], never)], Outlet(2)).run()
     await lives[0].ended()
 
 
@@ -325,7 +361,9 @@ async def test_no_child_outlives_a_killed_supervisor(nursery: Nursery) -> None:
 import asyncio
 from sandbox.supervise import *
 program = Program("a", {list(nursery.program("a").command)!r}, {{}}, 30.0)
-asyncio.run(Supervisor([Stage("one", [program])]).run())
+async def main():
+    await Supervisor([Stage("one", [program])], Outlet(2)).run()
+asyncio.run(main())
 """
     supervisor = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
     life = await nursery.born()
