@@ -74,6 +74,12 @@ class Metrics:
             ("priority",),
             registry=self.registry,
         )
+        self.held_back = Gauge(
+            "sandbox_gateway_held_back_calls",
+            "Calls that wait in this process for their tenant's turn, and so are not in Redis yet.",
+            ("priority",),
+            registry=self.registry,
+        )
         self.waiting = Gauge(
             "sandbox_gateway_waiting_calls",
             "Calls in Redis, of all gateways, that no worker has taken.",
