@@ -1,30 +1,31 @@
 """The client: `SandboxClient`, for one event loop with thousands of calls in flight.
 
-Every way to send calls goes through `SandboxClient._answer`, which asks again where that can help and can do
-no harm. How calls become requests is the business of `sandbox.wire`.
+Every way to send calls asks again where that can help and can do no harm (`_Retry`). How calls become requests
+is the business of `sandbox.wire`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Self, TypedDict, Unpack
+from typing import Literal, Self, TypedDict, TypeVar, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from sandbox.calls import Base64File, CallStatus, Limits, Network, ToolCall, ToolResult, first_error
 from sandbox.errors import InternalError, InvalidCall, Overloaded, QueueTimeout, SandboxError
-from sandbox.wire import Answer, Wire
+from sandbox.wire import MAX_WAIT_S, Answer, Wire
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 _BACKOFF_S = 0.2  # before the second attempt at most; doubles with every further one
 _MAX_BACKOFF_S = 10.0
+T = TypeVar("T")
 _STATUS = TypeAdapter(dict[str, JsonValue])
 
 
@@ -93,11 +94,7 @@ class SandboxClient:
         answer = await self._answer(_as_call(call, fields))
         if isinstance(answer, SandboxError):
             raise answer
-        if answer.status is CallStatus.QUEUE_TIMEOUT:
-            raise QueueTimeout(answer.reason or "the deadline passed before the program started")
-        if answer.status is CallStatus.INTERNAL_ERROR:
-            raise InternalError(answer.reason or "the service failed while it ran the call")
-        return answer
+        return _verdict(answer)
 
     async def run_many(
         self,
@@ -124,6 +121,31 @@ class SandboxClient:
             for _ in range(min(self._wire.max_in_flight, len(asked))):
                 group.create_task(take())
         return [answers[index] for index in range(len(asked))]
+
+    async def submit(self, call: ToolCall | str, **fields: Unpack[CallFields]) -> str:
+        """Queue one program and do not wait for it; its id, by which `result` asks for what came of it.
+
+        It is sent again as `run` does, and raises the same, but for what the program alone can bring.
+        """
+        job = _as_call(call, fields)
+        await self._asked(lambda: self._wire.submit(job))
+        return job.id
+
+    async def result(self, call_id: str, wait_s: float = 0.0) -> ToolResult | None:
+        """The result of a submitted program; None when it has none within `wait_s` seconds.
+
+        Raises as `run` does, and `NotFound` for an id that the service does not know, or not any more: it keeps
+        results for some minutes.
+        """
+        clock = asyncio.get_running_loop().time
+        end = clock() + wait_s
+        while True:
+            left_s = max(0.0, end - clock())
+            result = await self._asked(partial(self._wire.result, call_id, min(left_s, MAX_WAIT_S)))
+            if result is not None:
+                return _verdict(result)
+            if left_s <= MAX_WAIT_S:
+                return None
 
     async def status(self) -> dict[str, JsonValue]:
         """What the gateway says of the service (`GET /v1/status`). Raises `Unavailable` if there is none."""
@@ -152,22 +174,51 @@ class SandboxClient:
 
     async def _answer(self, call: ToolCall) -> Answer:
         """Ask until there is an answer that asking again would not change, or patience is at its end."""
-        clock = asyncio.get_running_loop().time
-        give_up_at: float | None = None
-        tries = 0
-        for attempt in itertools.count(1):
+        retry = self._retry()
+        while True:
             answer = await self._wire.ask(call)
-            # Being told to come back later, however often, is no failed try.
-            tries += not isinstance(answer, Overloaded)
-            if not _is_retryable(answer) or tries >= self._attempts or not self._wire.is_open:
-                break
-            delay_s = _backoff_s(attempt, answer)
-            if give_up_at is None:
-                give_up_at = clock() + self._patience_s
-            if clock() + delay_s > give_up_at:
-                break
-            await asyncio.sleep(delay_s)
-        return answer
+            if not _is_retryable(answer) or not await retry.again(answer):
+                return answer
+
+    async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The same for what raises its errors."""
+        retry = self._retry()
+        while True:
+            try:
+                return await ask()
+            except SandboxError as exc:
+                if not exc.is_retryable or not await retry.again(exc):
+                    raise
+
+    def _retry(self) -> _Retry:
+        return _Retry(self._wire, self._attempts, self._patience_s)
+
+
+@dataclass(slots=True)
+class _Retry:
+    """The attempts of one call."""
+
+    wire: Wire
+    tries_left: int
+    patience_s: float
+    failures: int = 0
+    give_up_at: float | None = None
+
+    async def again(self, answer: Answer) -> bool:
+        """Wait after an answer that a further attempt can help; whether there is one."""
+        self.failures += 1
+        # Being told to come back later, however often, is no failed try.
+        self.tries_left -= not isinstance(answer, Overloaded)
+        if self.tries_left <= 0 or not self.wire.is_open:
+            return False
+        now = asyncio.get_running_loop().time()
+        if self.give_up_at is None:
+            self.give_up_at = now + self.patience_s
+        delay_s = _backoff_s(self.failures, answer)
+        if now + delay_s > self.give_up_at:
+            return False
+        await asyncio.sleep(delay_s)
+        return True
 
 
 class BlockingClient:
@@ -189,6 +240,14 @@ class BlockingClient:
         """See `SandboxClient.run_many`; `on_result` is called in the client's own thread."""
         return self._portal.call(self._client.run_many, calls, on_result)
 
+    def submit(self, call: ToolCall | str, **fields: Unpack[CallFields]) -> str:
+        """See `SandboxClient.submit`."""
+        return self._portal.call(partial(self._client.submit, call, **fields))
+
+    def result(self, call_id: str, wait_s: float = 0.0) -> ToolResult | None:
+        """See `SandboxClient.result`."""
+        return self._portal.call(self._client.result, call_id, wait_s)
+
     def status(self) -> dict[str, JsonValue]:
         """See `SandboxClient.status`."""
         return self._portal.call(self._client.status)
@@ -203,6 +262,15 @@ def _as_call(call: ToolCall | str, fields: CallFields) -> ToolCall:
         return ToolCall.model_validate({"code": call, **fields})
     except ValidationError as exc:
         raise InvalidCall(first_error(exc)) from exc
+
+
+def _verdict(result: ToolResult) -> ToolResult:
+    """The result, unless it is a fault."""
+    if result.status is CallStatus.QUEUE_TIMEOUT:
+        raise QueueTimeout(result.reason or "the deadline passed before the program started")
+    if result.status is CallStatus.INTERNAL_ERROR:
+        raise InternalError(result.reason or "the service failed while it ran the call")
+    return result
 
 
 def _is_retryable(answer: Answer) -> bool:

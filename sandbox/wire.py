@@ -57,14 +57,19 @@ _MAX_REQUESTS = 256  # open at one time
 _MAX_CONNECTIONS = 16  # of one httpx client, which searches them all for every request
 _IDLE_S = 30.0  # an idle connection is dropped before the gateway (75 s) or a proxy (60 s) does so
 _CONNECT_S = 5.0
-_STATUS_S = 10.0
+_PAGE_S = 10.0  # for an answer that waits for no program
 _CANCEL_S = 5.0  # for telling the gateway that a caller has left
 _MAX_CANCELS = 8  # told at one time
 _MARGIN_S = 60.0  # beyond deadline and wall limit: a worker's death, and the way back
 _MAX_ERROR_BYTES = 64 * 1024  # of an answer that is an error, and of a line beside its two outputs
-_MAX_STATUS_BYTES = 4 * MIB  # of `/v1/status`, which lists every worker
+_MAX_PAGE_BYTES = 64 * MIB  # of a job's result, whose limits we need not know, and of all others
 _HEADERS = {"accept-encoding": "identity"}  # each line as soon as it is written, with no decoder in between
 _BATCH_HEADERS = {**_HEADERS, "accept": "application/x-ndjson", "content-type": "application/json"}
+
+_PENDING = 202  # of a job without a result
+
+#: The longest that one question for a job's result may wait: proxies cut what is silent for a minute.
+MAX_WAIT_S = 50.0
 
 _CLOSED = "the client was closed; the call may have run"
 
@@ -155,9 +160,7 @@ class Wire:
             raise RuntimeError("a SandboxClient works inside of `async with` only")
         if (cancel := self._cancels.get(call.id)) is not None:
             await asyncio.wait({cancel})  # or the end of the one that was cancelled would be this one's
-        # What the caller left out stays out, so that the server's defaults hold. Both must know the id.
-        body = call.model_copy(update={"id": call.id}).model_dump_json(exclude_unset=True).encode()
-        pending = _Pending(call, body, asyncio.get_running_loop().create_future())
+        pending = _Pending(call, _body(call), asyncio.get_running_loop().create_future())
         self._buffer.append(pending)
         if len(self._buffer) == _MAX_BATCH:
             self._flush()
@@ -174,21 +177,39 @@ class Wire:
             if not self._askers[call.id]:
                 del self._askers[call.id]
 
+    async def submit(self, call: ToolCall) -> None:
+        """Have a call queued for which nobody waits. Raises what the gateway raised, or `Unavailable`."""
+        await self._page("POST", "/v1/jobs", _PAGE_S, _body(call))
+
+    async def result(self, call_id: str, wait_s: float) -> ToolResult | None:
+        """What came of a call; None when nothing has within `wait_s`, at most MAX_WAIT_S. Raises as `submit` does."""
+        path = f"{_job(call_id)}?wait={wait_s:g}"
+        status, body = await self._page("GET", path, wait_s + _PAGE_S)
+        if status == _PENDING:
+            return None
+        try:
+            return ToolResult.model_validate_json(body)
+        except ValueError as exc:
+            raise InternalError(f"{self.url} gave a result that this client cannot read") from exc
+
     async def get(self, path: str) -> bytes:
         """The body of a page of the gateway. Raises what the gateway raised, or `Unavailable`."""
-        return await self._page("GET", path, _STATUS_S)
+        _, body = await self._page("GET", path, _PAGE_S)
+        return body
 
-    async def _page(self, method: str, path: str, within_s: float) -> bytes:
+    async def _page(
+        self, method: str, path: str, within_s: float, content: bytes | None = None
+    ) -> tuple[int, bytes]:
         lane = self._free_lane()
         lane.open += 1
         try:
             async with (
                 asyncio.timeout(within_s),
-                lane.http.stream(method, self.url + path, headers=_HEADERS) as response,
+                lane.http.stream(method, self.url + path, content=content, headers=_HEADERS) as response,
             ):
                 if not response.is_success:
                     raise await _refusal(response)
-                return await _read(response, most=_MAX_STATUS_BYTES)
+                return response.status_code, await _read(response, most=_MAX_PAGE_BYTES)
         except (httpx.TransportError, TimeoutError) as exc:
             raise Unavailable(f"{self.url} does not answer: {_words(exc)}") from exc
         finally:
@@ -213,7 +234,7 @@ class Wire:
                 request.cancel()
                 return
             try:
-                await self._page("DELETE", f"/v1/jobs/{quote(pending.call.id, safe='')}", _CANCEL_S)
+                await self._page("DELETE", _job(pending.call.id), _CANCEL_S)
             except (SandboxError, ValueError) as exc:
                 log.debug("not cancelled", extra={"call": pending.call.id, "reason": str(exc)})
 
@@ -329,6 +350,15 @@ class Wire:
                 return InternalError(f"{self.url} gave an answer that this client cannot read: {exc}")
         log.error("request failed", exc_info=exc)
         return InternalError(f"the client failed: {_words(exc)}")
+
+
+def _body(call: ToolCall) -> bytes:
+    """What the caller left out stays out, so that the server's defaults hold. Both must know the id."""
+    return call.model_copy(update={"id": call.id}).model_dump_json(exclude_unset=True).encode()
+
+
+def _job(call_id: str) -> str:
+    return f"/v1/jobs/{quote(call_id, safe='')}"
 
 
 class _ErrorBody(BaseModel):

@@ -20,6 +20,7 @@ def result(call: Call, **fields: Any) -> Call:
 class Request:
     """One request, and the ways to answer it."""
 
+    method: str
     path: str
     headers: dict[str, str]
     calls: list[Call]
@@ -82,15 +83,20 @@ async def confirm(request: Request) -> None:
 
 @dataclass
 class FakeGateway:
-    """Listens on a free port. `answer` is called with each batch, `cancel` with each DELETE; lists keep them."""
+    """Listens on a free port. `answer` is called with each batch, `job` with each question about a job; lists keep them."""
 
     answer: Callable[[Request], Awaitable[None]] = answer_all
-    cancel: Callable[[Request], Awaitable[None]] = confirm
+    job: Callable[[Request], Awaitable[None]] = confirm
     status: tuple[int, bytes] = (200, b'{"ready": true}')
     port: int = 0
     requests: list[Request] = field(default_factory=list)
-    cancels: list[str] = field(default_factory=list)
+    jobs: list[Request] = field(default_factory=list)
     _connections: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def cancels(self) -> list[str]:
+        """The jobs whose end was asked for."""
+        return [request.path for request in self.jobs if request.method == "DELETE"]
 
     @property
     def url(self) -> str:
@@ -116,14 +122,17 @@ class FakeGateway:
             while head := await _read_head(reader):
                 method, path, headers = head
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
+                asked = json.loads(body) if body else {}
+                calls = asked.get("calls", [asked])
+                request = Request(method, path, headers, calls, reader, writer)
                 if path == "/v1/status":
-                    await Request(path, headers, [], reader, writer).whole(*self.status)
-                elif method == "DELETE":
-                    self.cancels.append(path)
-                    await self.cancel(Request(path, headers, [], reader, writer))
+                    await request.whole(*self.status)
+                elif path.startswith("/v1/jobs"):
+                    self.jobs.append(request)
+                    await self.job(request)
                 else:
-                    self.requests.append(Request(path, headers, json.loads(body)["calls"], reader, writer))
-                    await self.answer(self.requests[-1])
+                    self.requests.append(request)
+                    await self.answer(request)
         except (ConnectionError, asyncio.CancelledError):
             return  # the client has gone, or the test is at its end
         finally:

@@ -33,6 +33,7 @@ from sandbox import (
     ToolResult,
     Unavailable,
 )
+from sandbox import client as client_module
 from sandbox.wire import _lines
 
 from .fake_gateway import FakeGateway, Request, answer_all, result
@@ -591,6 +592,92 @@ async def test_closing_tells_everybody_who_waits() -> None:
     assert [type(end) for end in ends] == [AnswerLost, Unavailable]
 
 
+def pending(call_id: str) -> bytes:
+    return json.dumps({"id": call_id, "status": "pending"}).encode()
+
+
+async def test_a_job_is_submitted_and_asked_for_later() -> None:
+    """`submit` returns when the call is queued; `result` has None until there is one."""
+    call = ToolCall(id="run:2/b", code="b", stdin="x")
+
+    async def job(request: Request) -> None:
+        if request.method == "POST" or len(gateway.jobs) == 2:
+            await request.whole(202, pending(call.id))
+        else:
+            await request.whole(200, json.dumps(result({"id": call.id, "code": "b"})).encode())
+
+    async with FakeGateway(job=job) as gateway, SandboxClient(gateway.url) as client:
+        assert await client.submit(call) == call.id
+        assert await client.result(call.id) is None
+        got = await client.result(call.id, wait_s=2.5)
+    assert isinstance(got, ToolResult)
+    assert got.stdout == "b"
+    submitted, *asked = gateway.jobs
+    assert (submitted.path, submitted.calls) == (
+        "/v1/jobs",
+        [{"id": "run:2/b", "code": "b", "stdin": "x"}],
+    )
+    paths = [request.path.split("=") for request in asked]
+    assert [path for path, _ in paths] == ["/v1/jobs/run%3A2%2Fb?wait"] * 2
+    assert [float(wait_s) for _, wait_s in paths] == pytest.approx([0, 2.5], abs=0.5)
+
+
+async def test_a_long_wait_for_a_job_is_made_of_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No question waits for so long that a proxy would cut it, and the whole wait has an end."""
+    monkeypatch.setattr(client_module, "MAX_WAIT_S", 0.1)
+
+    async def late(request: Request) -> None:
+        await asyncio.sleep(0.1)
+        await request.whole(202, pending("a"))
+
+    async with FakeGateway(job=late) as gateway, SandboxClient(gateway.url) as client:
+        assert await client.result("a", wait_s=0.25) is None
+    assert 2 <= len(gateway.jobs) <= 4
+    assert all(float(request.path.split("=")[1]) <= 0.1 for request in gateway.jobs)
+
+
+async def test_a_refused_job_is_sent_again_under_its_id() -> None:
+    """As a call is: 503 and a broken connection lead to another attempt, and what cannot help is raised."""
+
+    async def job(request: Request) -> None:
+        match len(gateway.jobs):
+            case 1:
+                await request.refuse(503, "Unavailable")
+            case 2:
+                request.drop()
+            case 3:
+                await request.whole(202, pending("a"))
+            case _:
+                await request.refuse(422, "InvalidCall", "code: bad")
+
+    async with FakeGateway(job=job) as gateway, SandboxClient(gateway.url) as client:
+        assert await client.submit("1", id="a") == "a"
+        assert [request.calls[0]["id"] for request in gateway.jobs] == ["a"] * 3
+        with pytest.raises(InvalidCall, match="bad"):
+            await client.submit("2")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "cls"),
+    [
+        (200, b'{"id": "a", "status": "queue_timeout"}', QueueTimeout),
+        (200, b'{"id": "a", "status": "internal_error"}', InternalError),
+        (200, b"<html>", InternalError),
+        (409, json.dumps(error("Cancelled")).encode(), Cancelled),
+    ],
+)
+async def test_a_job_without_a_verdict_raises(status: int, body: bytes, cls: type[SandboxError]) -> None:
+    """A fault is never returned, and what the gateway raised is raised, after one question."""
+
+    async def job(request: Request) -> None:
+        await request.whole(status, body)
+
+    async with FakeGateway(job=job) as gateway, SandboxClient(gateway.url) as client:
+        with pytest.raises(cls):
+            await client.result("a")
+    assert len(gateway.jobs) == 1
+
+
 async def test_status_is_what_the_gateway_says() -> None:
     """`status()` returns the JSON of /v1/status, raises what the gateway raised, and Unavailable if there is none."""
     async with FakeGateway() as gateway, SandboxClient(gateway.url) as client:
@@ -634,6 +721,8 @@ async def test_the_blocking_client_serves_many_threads() -> None:
                 assert [type(one) for one in client.run_many(["a", "b"])] == [ToolResult, ToolResult]
                 with pytest.raises(InvalidCall):
                     client.run("1", deadline_s=-1)
+                with pytest.raises(InternalError, match="cannot read"):
+                    client.result(client.submit("1"))
                 return list(threads.map(one, range(16)))
 
         assert await asyncio.to_thread(work) == [str(n) for n in range(16)]
