@@ -1,9 +1,12 @@
-"""Who may come in.
+"""How much may come in.
 
-Everything that waits in this process is counted here, in calls, and bounded here: the batcher's list, the
-futures of the reply router and the bodies being read hold nothing without a permit. A permit is taken
-before the request is read and given back when its task has ended, also when the caller has gone: its
-program runs on and its place is not free.
+Everything that waits in this process is counted here, in calls and in bytes of their requests, and bounded here:
+the batcher's list, the futures of the reply router and the bodies being read hold nothing without a permit. A
+permit is taken before the request is read, grows with what turns out to be in it, and is given back when its
+task has ended, also when the caller has gone: its program runs on and its place is not free.
+
+A tenant can have a bound of its own on calls. What could never fit, however empty the gateway is, is too large
+(413), so that nobody sends it again and again.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from typing import Self
 from gateway.metrics import Metrics
 from gateway.readiness import Readiness
 from gateway.tenants import Tenant
-from sandbox.errors import Overloaded, Unavailable
+from sandbox.errors import CallTooLarge, Overloaded, Unavailable
+from sandbox.settings import GatewaySettings
 
 #: What keeps us from serving is looked at once a second, so nothing changes sooner.
 UNAVAILABLE_RETRY_S = 1.0
@@ -25,11 +29,13 @@ LONGEST_RETRY_S = 60.0
 
 
 class Admission:
-    """Permits for calls."""
+    """Permits for calls, and for the bytes of their requests."""
 
-    def __init__(self, bound: int, readiness: Readiness, metrics: Metrics) -> None:
-        self.bound = bound
+    def __init__(self, bounds: GatewaySettings, readiness: Readiness, metrics: Metrics) -> None:
         self.held = 0
+        self.held_bytes = 0
+        self.most_bytes = bounds.max_in_flight_bytes
+        self._most = bounds.max_in_flight
         self._held_by: Counter[str] = Counter()
         self._readiness = readiness
         self._metrics = metrics
@@ -47,30 +53,39 @@ class Admission:
 
     def take(self, tenant: Tenant, calls: int) -> None:
         """Count `calls` more. Raises Overloaded, then none is counted."""
-        of_tenant = self._held_by.get(tenant.name, 0)
-        if tenant.max_in_flight is not None and of_tenant + calls > tenant.max_in_flight:
-            self._metrics.shed.labels("tenant").inc()
-            raise Overloaded(
-                f"tenant {tenant.name} has its {tenant.max_in_flight} calls in flight",
-                retry_after_s=self.retry_after_s(),
+        if tenant.max_in_flight is not None and self._held_by[tenant.name] + calls > tenant.max_in_flight:
+            raise self._refusal(
+                "tenant", f"tenant {tenant.name} has its {tenant.max_in_flight} calls in flight here"
             )
-        if self.held + calls > self.bound:
-            self._metrics.shed.labels("full").inc()
-            raise Overloaded(
-                f"{self.held} of {self.bound} calls are in flight here", retry_after_s=self.retry_after_s()
-            )
-        self._count(tenant, calls)
+        if self.held + calls > self._most:
+            raise self._refusal("full", f"{self.held} of {self._most} calls are in flight here")
+        self._count(tenant, calls, 0)
 
-    def give_back(self, tenant: Tenant, calls: int) -> None:
-        """Count `calls` less."""
-        self._count(tenant, -calls)
+    def take_bytes(self, tenant: Tenant, size: int) -> None:
+        """Count `size` bytes more. Raises Overloaded, then none is counted."""
+        if self.held_bytes + size > self.most_bytes:
+            raise self._refusal(
+                "bytes", f"{self.held_bytes} of {self.most_bytes} bytes of requests are in flight here"
+            )
+        self._count(tenant, 0, size)
+
+    def give_back(self, tenant: Tenant, calls: int, size: int) -> None:
+        """Count `calls` and `size` bytes less."""
+        self._count(tenant, -calls, -size)
         if self._emptied is not None and self.held == 0:
             self._emptied.set()
 
-    def _count(self, tenant: Tenant, calls: int) -> None:
+    def _count(self, tenant: Tenant, calls: int, size: int) -> None:
         self.held += calls
+        self.held_bytes += size
         self._held_by[tenant.name] += calls
         self._metrics.in_flight.set(self.held)
+        self._metrics.in_flight_bytes.set(self.held_bytes)
+        self._metrics.tenant_in_flight.labels(tenant.name).set(self._held_by[tenant.name])
+
+    def _refusal(self, reason: str, message: str) -> Overloaded:
+        self._metrics.shed.labels(reason).inc()
+        return Overloaded(message, retry_after_s=self.retry_after_s())
 
     def learn(self, seconds: float) -> None:
         """Note how long a request held its permit; the last twenty or so count."""
@@ -88,21 +103,35 @@ class Admission:
 
 
 class Permit:
-    """One request's share of the bound, held for the length of a `with` block."""
+    """One request's share of the bounds, held for the length of a `with` block."""
 
-    __slots__ = ("_admission", "_calls", "_since", "_tenant")
+    __slots__ = ("_admission", "_calls", "_since", "_size", "_tenant")
 
     def __init__(self, admission: Admission, tenant: Tenant) -> None:
         self._admission = admission
         self._tenant = tenant
         self._calls = 1
+        self._size = 0
         self._since = asyncio.get_running_loop().time()
 
     def widen(self, calls: int) -> None:
-        """Hold `calls` in all. Raises Overloaded, then the permit stays as it was."""
+        """Hold `calls` in all. Raises Overloaded or CallTooLarge, then the permit stays as it was."""
         if calls > self._calls:
+            most = self._tenant.max_in_flight
+            if most is not None and calls > most:
+                raise CallTooLarge(f"calls: {calls} at once, and tenant {self._tenant.name} may have {most}")
             self._admission.take(self._tenant, calls - self._calls)
             self._calls = calls
+
+    def charge(self, size: int) -> None:
+        """Hold `size` bytes in all. Raises Overloaded or CallTooLarge, then the permit stays as it was."""
+        if size > self._size:
+            if size > self._admission.most_bytes:
+                raise CallTooLarge(
+                    f"the request is larger than the {self._admission.most_bytes} bytes that this gateway holds"
+                )
+            self._admission.take_bytes(self._tenant, size - self._size)
+            self._size = size
 
     def __enter__(self) -> Self:
         return self
@@ -112,4 +141,4 @@ class Permit:
     ) -> None:
         if kind is None:
             self._admission.learn(asyncio.get_running_loop().time() - self._since)
-        self._admission.give_back(self._tenant, self._calls)
+        self._admission.give_back(self._tenant, self._calls, self._size)

@@ -61,7 +61,7 @@ class Gateway:
         self.metrics = Metrics()
         self.pressure = Pressure(settings.gateway.max_backlog, self.metrics)
         self.readiness = Readiness(queue, self.pressure, self._put_late_call)
-        self.admission = Admission(settings.gateway.max_in_flight, self.readiness, self.metrics)
+        self.admission = Admission(settings.gateway, self.readiness, self.metrics)
         self.replies = ReplyRouter(queue, self.id, settings.worker.recovery_s, self.metrics)
         self.batcher = Batcher(queue, self.replies.answer, self.metrics)
         #: Set when a loop has ended by itself, and what ended it.

@@ -1,7 +1,7 @@
 """All metrics of one gateway process, with their units and buckets.
 
 Every process serves its own; several gateways behind one port are told apart by whoever scrapes them. No
-label holds anything that a caller can choose: routes, codes, statuses and reasons are closed lists.
+label holds anything that a caller can choose: routes, codes, statuses, reasons and tenants are closed lists.
 """
 
 from __future__ import annotations
@@ -36,6 +36,17 @@ class Metrics:
         self.in_flight = Gauge(
             "sandbox_gateway_in_flight_calls",
             "Calls held now, from their arrival to the end of their answer.",
+            registry=self.registry,
+        )
+        self.in_flight_bytes = Gauge(
+            "sandbox_gateway_in_flight_bytes",
+            "Bytes of the requests that are held now.",
+            registry=self.registry,
+        )
+        self.tenant_in_flight = Gauge(
+            "sandbox_gateway_tenant_in_flight_calls",
+            "Calls held now, by the tenant whose they are.",
+            ("tenant",),
             registry=self.registry,
         )
         self.shed = Counter(

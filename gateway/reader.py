@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from starlette.types import Receive, Scope
 
+from gateway.admission import Permit
 from sandbox.calls import Limits, ToolCall, parse_call
 from sandbox.errors import CallTooLarge, InvalidCall
 from sandbox.settings import CeilingSettings, GatewaySettings
@@ -24,11 +25,20 @@ class CallerGone(Exception):  # no error: there is nobody to have it
     """The connection broke before the request was whole; there is nobody to answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, bound: int) -> bytes:
-    """The whole body. Raises CallTooLarge as soon as it is over `bound`, InvalidCall, CallerGone."""
+async def read_body(scope: Scope, receive: Receive, bound: int, permit: Permit) -> bytes:
+    """The whole body. The permit is charged for what it says it has, or for what has come.
+
+    Raises CallTooLarge as soon as it is over `bound`, Overloaded, InvalidCall, CallerGone.
+    """
+
+    def charge(size: int) -> None:
+        if size > bound:
+            raise CallTooLarge(f"the request is larger than {bound} bytes")
+        permit.charge(size)
+
     for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > bound:
-            raise _too_large(bound)
+        if name == b"content-length" and value.isdigit():
+            charge(int(value))
     chunks = []
     size = 0
     try:
@@ -39,17 +49,12 @@ async def read_body(scope: Scope, receive: Receive, bound: int) -> bytes:
                     raise CallerGone
                 chunk = message.get("body", b"")
                 size += len(chunk)
-                if size > bound:
-                    raise _too_large(bound)
+                charge(size)
                 chunks.append(chunk)
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except TimeoutError as exc:
         raise InvalidCall(f"body: it was not whole within {BODY_WITHIN_S:g} s") from exc
-
-
-def _too_large(bound: int) -> CallTooLarge:
-    return CallTooLarge(f"the request is larger than {bound} bytes")
 
 
 class CallReader:

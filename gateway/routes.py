@@ -47,8 +47,8 @@ class RunRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request; what is wrong rises as a SandboxError."""
-        with self._gateway.admission.enter(tenant_of(scope)):
-            call = self._reader.one(await read_body(scope, receive, self._max_body_bytes))
+        with self._gateway.admission.enter(tenant_of(scope)) as permit:
+            call = self._reader.one(await read_body(scope, receive, self._max_body_bytes, permit))
             answer = await asyncio.shield(self._gateway.submit(call))
             if isinstance(answer, SandboxError):
                 raise answer
@@ -68,7 +68,7 @@ class BatchRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request; what is wrong with the whole of it rises as a SandboxError."""
         with self._gateway.admission.enter(tenant_of(scope)) as permit:
-            items = self._reader.many(await read_body(scope, receive, self._max_body_bytes))
+            items = self._reader.many(await read_body(scope, receive, self._max_body_bytes, permit))
             permit.widen(sum(isinstance(item, ToolCall) for item in items))
             self._gateway.metrics.batch_calls.observe(len(items))
             answers = [self._answer(item) for item in items]

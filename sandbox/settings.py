@@ -56,6 +56,11 @@ class GatewaySettings(_Section):
     max_in_flight: int = Field(
         default=10_000, ge=1, description="Calls that one gateway process holds; one more is answered 429."
     )
+    max_in_flight_bytes: int = Field(
+        default=512 * MIB,
+        ge=1024,
+        description="Bytes of requests that one gateway process holds; a request beyond them is answered 429.",
+    )
     max_body_bytes: int = Field(
         default=16 * MIB, ge=1024, description="Largest request; a larger one gets 413."
     )

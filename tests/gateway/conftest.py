@@ -15,6 +15,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from gateway.admission import Admission
 from gateway.app import create_app
 from gateway.gateway import Gateway
 from gateway.metrics import Metrics
@@ -22,7 +23,7 @@ from gateway.pressure import Pressure
 from gateway.readiness import Readiness
 from sandbox.queue import CallQueue
 from sandbox.redis_server import RedisServer, wait_ready
-from sandbox.settings import RedisSettings, Settings
+from sandbox.settings import GatewaySettings, RedisSettings, Settings
 
 from .echo_worker import EchoWorker
 from .fake_queue import FakeQueue
@@ -138,3 +139,8 @@ async def make_ready(queue: Any) -> Readiness:
     await readiness.run(stop)
     assert readiness.obstacle() is None
     return readiness
+
+
+async def make_admission(**bounds: int) -> Admission:
+    """Admission with nothing in its way but these bounds."""
+    return Admission(GatewaySettings.model_validate(bounds), await make_ready(FakeQueue()), Metrics())

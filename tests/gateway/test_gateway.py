@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from gateway.admission import LONGEST_RETRY_S, Admission
 from gateway.gateway import Gateway
-from gateway.metrics import Metrics
-from gateway.tenants import ANONYMOUS
-from sandbox.errors import ConfigError, Overloaded, Unavailable
+from sandbox.errors import ConfigError, Unavailable
 from sandbox.queue import QueuedCall
 from sandbox.settings import Settings
 
-from .conftest import make_ready, serving, until, working
+from .conftest import serving, until, working
 from .fake_queue import FakeQueue
 
 
@@ -101,25 +98,3 @@ async def test_the_queue_is_closed_last() -> None:
         await until(lambda: queue.is_open)
     assert not queue.is_open
     assert asyncio.all_tasks() == before
-
-
-async def test_retry_after_follows_the_pace() -> None:
-    """The time to wait is how long calls take of late, at least a second and at most a minute."""
-    admission = Admission(1, await make_ready(FakeQueue()), Metrics())
-    assert admission.retry_after_s() == 1.0
-    for seconds, expected in ((5.0, 5.0), (1000.0, LONGEST_RETRY_S), (0.1, 1.0)):
-        for _ in range(400):
-            admission.learn(seconds)
-        assert admission.retry_after_s() == pytest.approx(expected, abs=0.1)
-
-
-async def test_a_permit_that_cannot_widen_stays_as_it_was() -> None:
-    """A refused batch gives back exactly what it held."""
-    admission = Admission(3, await make_ready(FakeQueue()), Metrics())
-    with admission.enter(ANONYMOUS) as permit:
-        permit.widen(2)
-        with pytest.raises(Overloaded):
-            permit.widen(4)
-        assert admission.held == 2
-    assert admission.held == 0
-    await admission.emptied()

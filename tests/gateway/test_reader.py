@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from gateway import reader as reader_module
 from gateway.reader import CallerGone, CallReader, read_body
+from gateway.tenants import ANONYMOUS
 from sandbox.calls import ToolCall
 from sandbox.errors import CallTooLarge, InvalidCall
 from sandbox.settings import CeilingSettings, GatewaySettings
+
+from .conftest import make_admission
 
 READER = CallReader(GatewaySettings(max_batch=4), CeilingSettings())
 JSON = st.recursive(
@@ -70,7 +73,9 @@ async def body_of(*chunks: bytes, bound: int = 10, headers: tuple[tuple[bytes, b
     async def receive() -> dict[str, Any]:
         return messages.pop(0) if messages else {"type": "http.disconnect"}
 
-    return await read_body({"type": "http", "headers": headers}, receive, bound)
+    scope = {"type": "http", "headers": headers}
+    with (await make_admission()).enter(ANONYMOUS) as permit:
+        return await read_body(scope, receive, bound, permit)
 
 
 async def test_a_body_at_the_bound_is_read() -> None:
@@ -105,5 +110,7 @@ async def test_a_body_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         await asyncio.Event().wait()
         raise AssertionError
 
-    with pytest.raises(InvalidCall, match="not whole within"):
-        await read_body({"type": "http", "headers": []}, receive, 10)
+    scope = {"type": "http", "headers": []}
+    admission = await make_admission()
+    with admission.enter(ANONYMOUS) as permit, pytest.raises(InvalidCall, match="not whole within"):
+        await read_body(scope, receive, 10, permit)
