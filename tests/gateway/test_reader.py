@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway import reader as reader_module
-from gateway.reader import CallerGone, CallReader, read_body
+from gateway.reader import CallerGone, CallReader, read_body, split_batch
 from gateway.tenants import ANONYMOUS
 from sandbox.calls import ToolCall
 from sandbox.errors import CallTooLarge, InvalidCall
@@ -62,6 +62,65 @@ def test_an_item_is_read_as_a_call_alone_is(calls: list[dict[str, Any]]) -> None
             alone = exc
         assert type(alone) is type(item)
         assert alone == item or isinstance(alone, InvalidCall)
+
+
+NEIGHBOUR = b'{"code":"good"}'
+BAD_ITEMS = {
+    "a number that no parser takes": b'{"code":"","deadline_s":%b}' % (b"9" * 5000),
+    "a deep one": b"[" * 5000 + b"]" * 5000,
+    "a deep one that is closed by other brackets": b"[" * 5000 + b"}" * 5000,
+    "an object in its code": b'{"code":' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
+    "a million names": b"{%b}" % b",".join(b'"%d":1' % number for number in range(1_000_000)),
+    "a hundred thousand files": b'{"code":"","files":{%b}}'
+    % b",".join(b'"%d":1' % n for n in range(100_000)),
+    "brackets": b'{"code":[%b1]}' % (b"[]," * 100_000),
+    "no JSON": b"{code: 1}",
+    "two of them without a comma": b"{} {}",
+    "not UTF-8": b'{"code":"\xff"}',
+    "a text": b'"],}{\\"]"',
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("what", BAD_ITEMS)
+def test_the_worst_item_fails_alone(what: str) -> None:
+    """Whatever an item is, as long as one sees where it ends, its neighbours are read."""
+    bad = BAD_ITEMS[what]
+    first, second, third = READER.many(b'{"calls" : [%b,%b,%b ]}' % (NEIGHBOUR, bad, NEIGHBOUR))
+    assert isinstance(first, ToolCall)
+    assert isinstance(third, ToolCall)
+    assert isinstance(second, InvalidCall)
+    with pytest.raises(InvalidCall) as alone:
+        READER.one(bad)
+    assert alone.value.message == second.message
+
+
+def test_a_body_of_names_is_refused_before_they_are_listed() -> None:
+    """What no call can have is counted, which is quick, and not listed, which held up everybody for seconds."""
+    names = b'{"code":"",%b}' % b",".join(b'"%d":1' % number for number in range(1_500_000))
+    with pytest.raises(InvalidCall, match="more names, texts and brackets than a call can have"):
+        READER.one(names)
+    [item] = READER.many(b'{"calls":[%b]}' % names)
+    assert isinstance(item, InvalidCall)
+
+
+def test_the_largest_call_is_read_alone_and_in_a_batch() -> None:
+    """Every field, and as many files of base64 as there may be, in code that is full of quotes and brackets."""
+    files = {str(number): {"base64": "YQ=="} for number in range(256)}
+    limits = {"wall_s": 1, "cpu_s": 1, "memory_bytes": 1 << 25, "output_bytes": 1, "processes": 1}
+    texts = {"id": "a", "code": '{["' * 10_000, "stdin": "[", "priority": "judge", "network": "none"}
+    call = as_bytes({**texts, "files": files, "limits": limits, "deadline_s": 1, "echo_last_value": True})
+    assert READER.many(b'{"calls":[%b]}' % call) == [READER.one(call)]
+    many = CallReader(GatewaySettings(), CeilingSettings()).many(b'{"calls":[%b]}' % b",".join([call] * 100))
+    assert many == [READER.one(call)] * 100
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(CALLS | JSON, max_size=4))
+def test_items_are_found_in_any_batch(items: list[Any]) -> None:
+    """The text of each item is what was put there, whatever strings and brackets are in it."""
+    found = split_batch(json.dumps({"calls": items}, ensure_ascii=False).encode("utf-8", "surrogatepass"), 4)
+    assert [json.loads(item) for item in found] == json.loads(json.dumps(items))
 
 
 async def body_of(*chunks: bytes, bound: int = 10, headers: tuple[tuple[bytes, bytes], ...] = ()) -> bytes:
