@@ -20,12 +20,12 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.gateway import Gateway, Queue
-from gateway.openapi import add_hot_routes
+from gateway.openapi import add_hot_routes, add_keys
 from gateway.pages import DOCS_FILES, make_pages
 from gateway.reader import CallerGone, CallReader
 from gateway.routes import BatchRoute, RunRoute, send_json
 from gateway.tenants import Authentication
-from sandbox.errors import InternalError, SandboxError
+from sandbox.errors import InternalError, SandboxError, Unauthorized
 from sandbox.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,8 @@ _DESCRIPTION = "Runs the Python that language models write: a call goes in, a re
 def create_app(settings: Settings, queue: Queue) -> FastAPI:
     """The application of one gateway process.
 
-    Its lifespan opens and closes the queue; `app.state.gateway` is the Gateway behind it.
+    Its lifespan opens and closes the queue; `app.state.gateway` is the Gateway behind it. Raises ConfigError for
+    a keys file that is broken.
     """
     gateway = Gateway(settings, queue)
     reader = CallReader(settings.gateway, settings.ceilings)
@@ -63,13 +64,14 @@ def create_app(settings: Settings, queue: Queue) -> FastAPI:
     )
     app.state.gateway = gateway
     app.reader = reader
+    app.keys_are_needed = gateway.keys.are_needed
     app.router.routes[:0] = [
         Route("/v1/run", RunRoute(gateway, reader), methods=["POST"]),
         Route("/v1/batch", BatchRoute(gateway, reader), methods=["POST"]),
     ]
     app.include_router(make_pages(gateway, reader, _TITLE, release))
     app.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_offline", "static")]))
-    app.add_middleware(Authentication)
+    app.add_middleware(Authentication, keys=gateway.keys)
     app.add_middleware(Answers, gateway=gateway)
     return app
 
@@ -78,11 +80,14 @@ class _App(FastAPI):
     """FastAPI, with the hot routes in its description."""
 
     reader: CallReader
+    keys_are_needed: bool
 
     def openapi(self) -> dict[str, Any]:
         """The description of all routes."""
         description = super().openapi()
         add_hot_routes(description, self.reader)
+        if self.keys_are_needed:
+            add_keys(description)
         return description
 
 
@@ -143,6 +148,8 @@ def _as_error(exc: Exception) -> SandboxError:
 async def send_error(send: Send, error: SandboxError) -> None:
     """Answer with an error, in the shape that the client reads."""
     headers = []
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after_s)))
     await send_json(send, error.http_status, json.dumps(error.to_wire()).encode(), headers)

@@ -27,6 +27,7 @@ from gateway.metrics import Metrics
 from gateway.pressure import Pressure
 from gateway.readiness import ASK_AGAIN_S, Heartbeat, Obstacle, Readiness
 from gateway.replies import Answer, Inbox, ReplyRouter
+from gateway.tenants import KeyRing
 from sandbox.calls import ToolCall
 from sandbox.errors import Unavailable
 from sandbox.process import told_within
@@ -61,6 +62,7 @@ class Gateway:
         self.metrics = Metrics()
         self.pressure = Pressure(settings.gateway.max_backlog, self.metrics)
         self.readiness = Readiness(queue, self.pressure, self._put_late_call)
+        self.keys = KeyRing(settings.gateway.keys_file, self.metrics)
         self.admission = Admission(settings.gateway, self.readiness, self.metrics)
         self.replies = ReplyRouter(queue, self.id, settings.worker.recovery_s, self.metrics)
         self.batcher = Batcher(queue, self.replies.answer, self.metrics)
@@ -125,6 +127,7 @@ class Gateway:
             if await self._open():
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self.readiness.run(self._stop))
+                    group.create_task(self.keys.watch(self._stop))
                     group.create_task(self.batcher.run())
                     group.create_task(self.replies.run(self._stop))
         except Exception as exc:  # noqa: BLE001 - whatever ends a loop ends the process; `crash` carries it there

@@ -49,6 +49,11 @@ class Metrics:
             ("tenant",),
             registry=self.registry,
         )
+        self.keys_stale_seconds = Gauge(
+            "sandbox_gateway_keys_stale_seconds",
+            "Seconds for which the keys file has been broken and the keys from before it hold; 0 when it is not.",
+            registry=self.registry,
+        )
         self.shed = Counter(
             "sandbox_gateway_shed_calls",
             "Calls refused with 429 or 503 before they were queued.",

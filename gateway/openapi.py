@@ -12,12 +12,19 @@ from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
 
 from gateway.reader import CallReader
+from gateway.tenants import scope_of
 from sandbox.calls import ToolCall, ToolResult
 
 _REF = "#/components/schemas/{model}"
 _RUN_ERRORS = (413, 422, 429, 500, 503, 504)
 _BATCH_ERRORS = (413, 422, 429, 500, 503)
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
 _MEANING = {
+    401: "No API key, or one that is not known.",
+    403: "The API key lacks the scope {scope!r}, which this takes.",
     413: "The request is too large.",
     422: "The call is wrong; the message names the field.",
     429: "Full, or the call would wait past its deadline; try again after `retry_after_s`.",
@@ -79,6 +86,19 @@ def add_hot_routes(openapi: dict[str, Any], reader: CallReader) -> None:
     }
 
 
+def add_keys(openapi: dict[str, Any]) -> None:
+    """Say which routes need an API key, how it is shown, and what it is good for."""
+    openapi["components"]["securitySchemes"] = _KEYS
+    openapi["security"] = [{name: []} for name in _KEYS]
+    for path, operations in openapi["paths"].items():
+        scope = scope_of(path)
+        for operation in operations.values():
+            if scope is None:
+                operation["security"] = []
+            else:
+                operation["responses"] |= {"401": _error(401), "403": _error(403, scope=scope)}
+
+
 def _schemas(reader: CallReader) -> dict[str, Any]:
     models: list[tuple[type[BaseModel], Any]] = [
         (ToolCall, "validation"),
@@ -116,13 +136,15 @@ def _operation(
     }
 
 
-def _error(code: int) -> dict[str, Any]:
+def _error(code: int, **words: str) -> dict[str, Any]:
     answer: dict[str, Any] = {
-        "description": _MEANING[code],
+        "description": _MEANING[code].format(**words),
         "content": {"application/json": _schema("ErrorAnswer")},
     }
     if code in {429, 503}:
         answer["headers"] = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer"}}}
+    if code == 401:
+        answer["headers"] = {"WWW-Authenticate": {"schema": {"const": "Bearer"}}}
     return answer
 
 

@@ -10,12 +10,14 @@ from sandbox.errors import (
     CallTooLarge,
     Cancelled,
     ConfigError,
+    Forbidden,
     InternalError,
     InvalidCall,
     JailError,
     Overloaded,
     QueueTimeout,
     SandboxError,
+    Unauthorized,
     Unavailable,
 )
 from sandbox.wire import Answer
@@ -29,6 +31,7 @@ __all__ = [
     "CallTooLarge",
     "Cancelled",
     "ConfigError",
+    "Forbidden",
     "InternalError",
     "InvalidCall",
     "JailError",
@@ -39,6 +42,7 @@ __all__ = [
     "SandboxError",
     "ToolCall",
     "ToolResult",
+    "Unauthorized",
     "Unavailable",
     "Usage",
 ]

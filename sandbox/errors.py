@@ -2,6 +2,8 @@
 
     SandboxError
     ├── InvalidCall       422  the caller's mistake: a bad field, a limit above the server's ceiling
+    ├── Unauthorized      401  no API key, or one that is not known
+    ├── Forbidden         403  a key that is not good for this
     ├── CallTooLarge      413  the request is over the bound on bodies
     ├── Overloaded        429  full; retry after `retry_after_s`
     ├── Cancelled         409  somebody asked for the end of this call
@@ -46,6 +48,18 @@ class InvalidCall(SandboxError):
     """The call itself is wrong; sending it again cannot help."""
 
     http_status = 422
+
+
+class Unauthorized(SandboxError):
+    """The request has no API key, or one that the gateway does not know."""
+
+    http_status = 401
+
+
+class Forbidden(SandboxError):
+    """The request's API key lacks the scope that this takes."""
+
+    http_status = 403
 
 
 class CallTooLarge(SandboxError):
@@ -104,7 +118,17 @@ class ConfigError(SandboxError):
 
 _ON_THE_WIRE: dict[str, type[SandboxError]] = {
     cls.__name__: cls
-    for cls in (InvalidCall, CallTooLarge, Overloaded, Cancelled, Unavailable, QueueTimeout, InternalError)
+    for cls in (
+        InvalidCall,
+        Unauthorized,
+        Forbidden,
+        CallTooLarge,
+        Overloaded,
+        Cancelled,
+        Unavailable,
+        QueueTimeout,
+        InternalError,
+    )
 }
 
 

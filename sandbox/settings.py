@@ -2,8 +2,8 @@
 
 Sources, strongest first: the environment (`SANDBOX_<SECTION>__<NAME>`, e.g. `SANDBOX_GATEWAY__PORT=8000`), then
 the TOML file that `SANDBOX_CONFIG` names (`[gateway]` / `port = 8000`), then the defaults below. `REDIS_URL` is
-understood as `SANDBOX_REDIS__URL`, which wins over it. A name that nobody knows stops the start, with the
-nearest name that we do know.
+understood as `SANDBOX_REDIS__URL`, which wins over it. `SANDBOX_API_KEY` is the key of a caller and none of the
+service's business. Any other name that nobody knows stops the start, with the nearest name that we do know.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from sandbox.calls import MIB, Limits, Network, first_error
 from sandbox.errors import ConfigError
 
 PREFIX = "SANDBOX_"
+API_KEY = f"{PREFIX}API_KEY"
+_CONFIG = f"{PREFIX}CONFIG"
+_NO_SETTINGS = {_CONFIG, API_KEY}
 
 #: While one call runs, others are set up or settled, and what is ready at one time shares its round trips. With 2 and 4
 #: for each of two cores, 32 callers of `print(1)` got 365 and 467 calls a second.
@@ -74,6 +77,12 @@ class GatewaySettings(_Section):
         default=5.0,
         ge=0,
         description="How long calls are still taken after SIGTERM, so that balancers notice first.",
+    )
+    keys_file: str = Field(
+        default="", description="TOML file of API keys (gateway/tenants.py). Empty: everybody may do all."
+    )
+    insecure: bool = Field(
+        default=False, description="Serve other machines without API keys; else such a start is refused."
     )
 
 
@@ -181,11 +190,11 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     Raises ConfigError for a file that cannot be read, a value out of bounds, or a name that is not known.
     """
     environ = os.environ if environ is None else environ  # noqa: TID251 - the one reader
-    values = _from_file(environ.get(f"{PREFIX}CONFIG"))
+    values = _from_file(environ.get(_CONFIG))
     if url := environ.get("REDIS_URL"):
         values.setdefault("redis", {})["url"] = url
     for variable, value in environ.items():
-        if variable.startswith(PREFIX) and variable != f"{PREFIX}CONFIG":
+        if variable.startswith(PREFIX) and variable not in _NO_SETTINGS:
             section, _, name = variable.removeprefix(PREFIX).lower().partition("__")
             _check_name(section, name, f"the variable {variable}")
             values.setdefault(section, {})[name] = value

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from gateway.gateway import Gateway
 from sandbox.errors import ConfigError, Unavailable
 from sandbox.queue import QueuedCall
