@@ -18,6 +18,7 @@ from fastapi import FastAPI
 
 from gateway.app import create_app
 from gateway.gateway import Gateway
+from sandbox.api_keys import refuse_open_door
 from sandbox.errors import ConfigError
 from sandbox.logs import set_up
 from sandbox.process import told_within, use_all_descriptors
@@ -50,6 +51,7 @@ def main() -> int:
         set_up(settings.log, "gateway")
         use_all_descriptors()
         listener = _inherit(fd) if fd is not None else _listen(settings.gateway)
+        refuse_open_door(listener, settings.gateway)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(settings, listener))
     except ConfigError as exc:
@@ -60,7 +62,7 @@ def main() -> int:
 async def serve(settings: Settings, listener: socket.socket) -> int:
     """Serve on a listening socket until a signal or a crash ends it; the exit code.
 
-    Raises ConfigError when the Redis that it finds will never do.
+    Raises ConfigError for a keys file that is broken, and when the Redis that it finds will never do.
     """
     app = create_app(settings, CallQueue(settings.redis))
     gateway: Gateway = app.state.gateway

@@ -88,12 +88,20 @@ def up(
         int | None,
         typer.Option(help="Calls that each worker runs at a time. [default: four for each core]"),
     ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve other machines though there are no API keys.")
+    ] = False,
 ) -> None:
     """Run the whole service on this machine: Redis (unless REDIS_URL is set), gateways, workers."""
     _need_server("up")
     from sandbox import stack  # noqa: PLC0415 - needs the server's packages
 
-    options = {"GATEWAY__HOST": host, "GATEWAY__PORT": port, "WORKER__SLOTS": slots}
+    options = {
+        "GATEWAY__HOST": host,
+        "GATEWAY__PORT": port,
+        "GATEWAY__INSECURE": insecure or None,
+        "WORKER__SLOTS": slots,
+    }
     environ = {**os.environ} | {  # noqa: TID251 - a command line, which hands it on
         f"{PREFIX}{k}": str(v) for k, v in options.items() if v is not None
     }

@@ -17,14 +17,16 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
+import httpx
 from pydantic import BaseModel
 
 from sandbox import logs
-from sandbox.client import SandboxClient
+from sandbox.api_keys import refuse_open_door
 from sandbox.errors import ConfigError, Unavailable
 from sandbox.outlet import Outlet
+from sandbox.queue import CallQueue, WorkerInfo
 from sandbox.redis_server import RedisServer, private_directory, wait_ready
-from sandbox.settings import PREFIX, SLOTS_PER_CORE, Settings
+from sandbox.settings import PREFIX, SLOTS_PER_CORE, RedisSettings, Settings
 from sandbox.supervise import Program, Stage, Supervisor
 
 BACKLOG = 4096  # connections that wait while a gateway starts; the kernel caps it at net.core.somaxconn
@@ -34,6 +36,7 @@ READY_S = 60.0  # from start to the first call served; a cold worker imports sym
 PYTHON = (sys.executable, "-P")
 
 _REDIS_READY_S = 10.0
+_ASK_S = 10.0  # until a gateway that starts answers
 _REDIS_GRACE_S = 5.0
 _GATEWAY_GRACE_S = 40.0  # after its notice it gives open requests 30 s, and answers on their way 5
 _MARGIN_S = 5.0  # beyond a worker's own grace
@@ -56,10 +59,12 @@ async def up(settings: Settings, environ: Mapping[str, str], *, gateways: int, w
             server = RedisServer.find()
             directory, fd = stack.enter_context(private_directory())
             url = variables[f"{PREFIX}REDIS__URL"] = server.url(directory)
+            settings = settings.model_copy(update={"redis": settings.redis.model_copy(update={"url": url})})
             command = server.command(directory)
             redis = Program("redis", command, variables, _REDIS_GRACE_S, fds=(fd,), quiet=True)
             stages.append(Stage("redis", [redis], partial(wait_ready, url, _REDIS_READY_S)))
         listeners = bind(settings.gateway.host, settings.gateway.port, gateways)
+        refuse_open_door(listeners[0], settings.gateway)
         grace_s = settings.worker.grace_s + _MARGIN_S
         leave_s = settings.gateway.notice_s + _GATEWAY_GRACE_S
         stages.append(Stage("workers", [_worker(n, variables, grace_s) for n in range(1, workers + 1)]))
@@ -67,7 +72,7 @@ async def up(settings: Settings, environ: Mapping[str, str], *, gateways: int, w
             Stage(
                 "gateways",
                 [_gateway(n, variables, listener, leave_s) for n, listener in enumerate(listeners, start=1)],
-                partial(_announce, _url(listeners[0]), workers),
+                partial(_announce, _url(listeners[0]), settings, workers),
             )
         )
         await Supervisor(stages, outlet, listeners).run()
@@ -135,43 +140,48 @@ def _gateway(number: int, variables: Mapping[str, str], listener: socket.socket,
     return Program(f"gateway-{number}", command, variables, grace_s, fds=(fd,))
 
 
-class _Worker(BaseModel):
-    level: str
-    slots: int
-
-
-class _Status(BaseModel):
-    """The part of `/v1/status` that we show."""
-
-    ready: bool
-    reason: str | None
-    workers: list[_Worker]
-
-
-async def _announce(url: str, workers: int) -> None:
+async def _announce(url: str, settings: Settings, workers: int) -> None:
     """Wait until the whole stack serves, and say so to a person, and to a program that reads the first line."""
-    status = await _serving(url, workers)
-    levels = " and ".join(sorted({worker.level for worker in status.workers}))
-    slots = sum(worker.slots for worker in status.workers)
+    alive = await _serving(url, settings.redis, workers)
+    levels = " and ".join(sorted({worker.level for worker in alive}))
+    slots = sum(worker.slots for worker in alive)
+    key = " -H 'authorization: Bearer KEY'" if settings.gateway.keys_file else ""
     print(f"listening on {url}")
-    print(f"isolation level {levels}, {slots} slots in {len(status.workers)} worker(s)")
+    print(f"isolation level {levels}, {slots} slots in {len(alive)} worker(s)")
     print(
-        f"""try: curl -s {url}/v1/run -H 'content-type: application/json' -d '{{"code": "print(6 * 7)"}}'"""
+        f"try: curl -s {url}/v1/run{key} -H 'content-type: application/json' "
+        """-d '{"code": "print(6 * 7)"}'"""
     )
     sys.stdout.flush()
 
 
-async def _serving(url: str, workers: int) -> _Status:
+async def _serving(url: str, redis: RedisSettings, workers: int) -> list[WorkerInfo]:
+    """The workers, once all of them are up and a gateway would take calls for them.
+
+    The gateway is asked for its readiness only, which needs no key; who the workers are stands in Redis.
+    """
     deadline = time.monotonic() + READY_S
-    async with SandboxClient(url) as client:
-        while True:
-            try:
-                status = _Status.model_validate(await client.status())
-                if status.ready and len(status.workers) >= workers:
-                    return status
-                reason = status.reason or f"{len(status.workers)} of {workers} workers are up"
-            except Unavailable as exc:
-                reason = exc.message
-            if time.monotonic() > deadline:
-                raise Unavailable(f"the service was not ready within {READY_S:.0f} s: {reason}")
-            await asyncio.sleep(0.05)  # nobody tells us, so we ask again
+    queue = CallQueue(redis)
+    try:
+        async with httpx.AsyncClient(trust_env=False, timeout=_ASK_S) as http:
+            while True:
+                try:
+                    reason = _Health.model_validate_json((await http.get(f"{url}/readyz")).content).reason
+                    if reason is None:
+                        alive = await queue.workers()
+                        if len(alive) >= workers:
+                            return alive
+                        reason = f"{len(alive)} of {workers} workers are up"
+                except (httpx.TransportError, Unavailable) as exc:
+                    reason = str(exc) or type(exc).__name__
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"the service was not ready within {READY_S:.0f} s: {reason}")
+                await asyncio.sleep(0.05)  # nobody tells us, so we ask again
+    finally:
+        await queue.close()
+
+
+class _Health(BaseModel):
+    """What `/readyz` says."""
+
+    reason: str | None = None

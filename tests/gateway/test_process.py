@@ -24,6 +24,7 @@ from schemathesis import Case
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from gateway.app import create_app
+from sandbox.api_keys import new_key, stanza
 from sandbox.queue import CallQueue
 from sandbox.redis_server import RedisServer
 from sandbox.settings import GatewaySettings, RedisSettings, Settings
@@ -294,6 +295,41 @@ def test_an_inherited_socket(redis_url: str) -> None:
             assert httpx.get(f"{running.url}/healthz").status_code == 200
 
 
+def test_an_inherited_socket_that_others_can_reach(redis_url: str) -> None:
+    """What a parent has bound is asked itself; with the operator's word it is served."""
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        fd = listener.fileno()
+        with gateway(redis_url, uuid4().hex, "--fd", str(fd), fds=(fd,)) as running:
+            assert running.end() == 2
+        assert "can be reached from other machines" in running.said[0]
+        insecure = {"SANDBOX_GATEWAY__INSECURE": "true"}
+        with gateway(redis_url, uuid4().hex, "--fd", str(fd), fds=(fd,), **insecure) as running:
+            running.wait_for("listening")
+
+
+async def test_keys_of_a_process(redis_url: str, tmp_path: Path) -> None:
+    """With a keys file others may reach it, a key runs a call, and no key is ever logged."""
+    key, keys_file = new_key(), tmp_path / "keys.toml"
+    _write(keys_file, stanza(key, "team-a", ["run"]))
+    env = {"SANDBOX_GATEWAY__KEYS_FILE": str(keys_file), "SANDBOX_LOG__LEVEL": "debug"}
+    async with stack(redis_url, SANDBOX_GATEWAY__HOST="0.0.0.0", **env) as (running, http, _):
+        assert (await http.post("/v1/run", json={"code": "echo"})).status_code == 401
+        http.headers["authorization"] = f"Bearer {key}"
+        assert (await http.post("/v1/run", json={"code": "echo"})).status_code == 200
+        assert (await http.get("/metrics")).status_code == 403
+        _write(keys_file, "[[keys")
+        await asyncio.to_thread(running.wait_for, "keys file is broken")
+        assert (await http.post("/v1/run", json={"code": "echo"})).status_code == 200
+        _write(keys_file, "keys = []")
+        await asyncio.to_thread(running.wait_for, "keys read")
+        assert (await http.post("/v1/run", json={"code": "echo"})).status_code == 401
+        assert key not in json.dumps(running.events)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
 @pytest.mark.parametrize(
     ("argv", "env", "words"),
     [
@@ -301,6 +337,13 @@ def test_an_inherited_socket(redis_url: str) -> None:
         ((), {"SANDBOX_GATEWAY__HOST": "192.0.2.1"}, "cannot listen on 192.0.2.1:0"),
         ((), {"SANDBOX_GATEWAY__PROT": "1"}, "SANDBOX_GATEWAY__PORT"),
         ((), {"REDIS_URL": "http://nowhere"}, "REDIS_URL"),
+        (
+            (),
+            {"SANDBOX_GATEWAY__HOST": "0.0.0.0"},
+            "can be reached from other machines, and there are no API",
+        ),
+        ((), {"SANDBOX_GATEWAY__HOST": ""}, "SANDBOX_GATEWAY__INSECURE=true"),
+        ((), {"SANDBOX_GATEWAY__KEYS_FILE": "/nowhere.toml"}, "cannot read the keys file /nowhere.toml"),
     ],
 )
 def test_a_refused_start_is_one_sentence(argv: tuple[str, ...], env: dict[str, str], words: str) -> None:

@@ -16,15 +16,14 @@ import pytest
 
 from sandbox.errors import ConfigError
 from sandbox.stack import bind
+from tests.conftest import RunningRedis
 
 #: Answers each connection with the variables that it was started with, and says its own number.
 GATEWAY = """
 import json, os, socket, sys
 listener = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
 variables = {name: value for name, value in os.environ.items() if name.startswith("SANDBOX_")}
-workers = [{"level": "cardboard", "slots": 3}] * int(os.environ["WORKERS"])
-status = {"ready": True, "reason": None, "workers": workers, "pid": os.getpid(), "variables": variables}
-body = json.dumps(status).encode()
+body = json.dumps({"ok": True, "pid": os.getpid(), "variables": variables}).encode()
 while True:
     connection, _ = listener.accept()
     while connection.recv(65536):
@@ -32,7 +31,23 @@ while True:
         break
     connection.close()
 """
-WORKER = "import signal; signal.pause()"
+#: Says that it is there, and does nothing.
+WORKER = """
+import asyncio, os, signal
+from sandbox.queue import CallQueue, WorkerInfo
+from sandbox.settings import load_settings
+
+async def announce():
+    queue = CallQueue(load_settings().redis)
+    await queue.open()
+    fields = {"level": "cardboard", "slots": 3, "busy": 0, "draining": False, "started_at": 0.0, "version": "0"}
+    await queue.announce(WorkerInfo(id=str(os.getpid()), **fields), ttl_s=600)
+    await queue.close()
+
+asyncio.run(announce())
+signal.pause()
+"""
+ROOT = Path(__file__).parents[2]
 
 Up = Callable[..., Awaitable[asyncio.subprocess.Process]]
 
@@ -47,9 +62,8 @@ async def up(tmp_path: Path) -> AsyncIterator[Up]:
     async def start(*options: str, workers: int = 1, **variables: str) -> asyncio.subprocess.Process:
         environ = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}  # noqa: TID251
         environ |= {
-            "PYTHONPATH": str(tmp_path),
+            "PYTHONPATH": f"{tmp_path}:{ROOT}",
             "TMPDIR": str(tmp_path),
-            "WORKERS": str(workers),
             **variables,
         }
         process = await asyncio.create_subprocess_exec(
@@ -145,17 +159,17 @@ async def test_a_killed_stack_leaves_nothing_for_long(up: Up, tmp_path: Path) ->
     assert len(redis_directories(tmp_path)) == 1
 
 
-async def test_up_uses_the_redis_that_there_is(up: Up, tmp_path: Path) -> None:
+async def test_up_uses_the_redis_that_there_is(up: Up, tmp_path: Path, any_redis: RunningRedis) -> None:
     """With REDIS_URL none is started, and the options of the command line reach the children."""
-    variables = (await ask(await url_of(await up("--slots", "5", REDIS_URL="redis://elsewhere"))))[
-        "variables"
-    ]
+    process = await up("--slots", "5", "--insecure", REDIS_URL=any_redis.settings.url)
+    variables = (await ask(await url_of(process)))["variables"]
     assert isinstance(variables, dict)
     assert redis_directories(tmp_path) == []
     assert variables == {
         "SANDBOX_WORKER__SLOTS": "5",
         "SANDBOX_GATEWAY__PORT": "0",
         "SANDBOX_GATEWAY__NOTICE_S": "0",
+        "SANDBOX_GATEWAY__INSECURE": "True",
     }
 
 
@@ -203,6 +217,29 @@ async def test_up_refuses_a_metrics_port_that_workers_would_share(up: Up) -> Non
     _, err = await process.communicate()
     assert process.returncode == 1
     assert b"cannot share worker.metrics_port; 0 gives each a free one" in err
+
+
+async def test_up_lets_no_other_machine_in_without_keys(up: Up, tmp_path: Path) -> None:
+    """An address that others can reach stops the start before anything runs; the message has both remedies."""
+    process = await up("--host", "0.0.0.0")
+    out, err = await process.communicate()
+    assert (process.returncode, out) == (1, b"")
+    [line] = err.decode().splitlines()
+    assert "can be reached from other machines, and there are no API keys" in line
+    assert "SANDBOX_GATEWAY__KEYS_FILE" in line
+    assert "--insecure" in line
+    assert redis_directories(tmp_path) == []
+
+
+@pytest.mark.parametrize("remedy", ["--insecure", "keys"])
+async def test_up_lets_others_in_where_somebody_says_so(up: Up, tmp_path: Path, remedy: str) -> None:
+    """With keys, or at somebody's word, it listens everywhere; with keys the line to try has a place for one."""
+    keys = {"SANDBOX_GATEWAY__KEYS_FILE": str(tmp_path / "keys.toml")} if remedy == "keys" else {}
+    process = await up("--host", "0.0.0.0", *([] if keys else [remedy]), **keys)
+    assert process.stdout is not None
+    lines = [(await process.stdout.readline()).decode() for _ in range(3)]
+    assert lines[0].startswith("listening on http://0.0.0.0:")
+    assert ("authorization: Bearer KEY" in lines[2]) == bool(keys)
 
 
 def test_bind_shares_one_port() -> None:
