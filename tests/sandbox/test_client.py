@@ -546,22 +546,31 @@ async def test_few_cancellations_are_told_at_one_time() -> None:
 
 
 async def test_closing_joins_the_last_cancellations() -> None:
-    """A client that is closed right after a caller was cancelled leaves no task behind."""
-    arrived = asyncio.Event()
+    """A client that is closed while it tells of a cancelled call leaves no task behind, and nobody waiting."""
+    arrived, told, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def never(request: Request) -> None:
         arrived.set()
         await asyncio.Event().wait()
 
-    async with FakeGateway(never) as gateway:
-        before = asyncio.all_tasks()
+    async def slow(request: Request) -> None:
+        told.set()
+        await go_on.wait()
+        await request.whole(200, b"{}")
+
+    async with FakeGateway(never, slow) as gateway:
+        call = ToolCall(id="a", code="a")
         async with SandboxClient(gateway.url) as client:
-            tasks = [asyncio.create_task(client.run(code)) for code in ("a", "b")]
+            cancelled, other = (asyncio.create_task(client.run(one)) for one in (call, "b"))
             await arrived.wait()
-            tasks[0].cancel()
-            await asyncio.wait({tasks[0]})
-        await asyncio.wait(tasks)
-        assert [task for task in asyncio.all_tasks() - before if "wire" in repr(task)] == []
+            cancelled.cancel()
+            await told.wait()
+            again = asyncio.create_task(client.run(call))
+            await asyncio.sleep(0)  # so that it waits for the end of the one before
+            asyncio.get_running_loop().call_soon(go_on.set)
+        ends = await asyncio.gather(cancelled, other, again, return_exceptions=True)
+        assert [type(end) for end in ends] == [asyncio.CancelledError, AnswerLost, Unavailable]
+        assert not [task for task in asyncio.all_tasks() if "wire" in repr(task)]
 
 
 async def test_closing_in_the_moment_of_sending_leaves_nobody_waiting() -> None:
