@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -19,17 +20,17 @@ from pathlib import Path
 from typing import Annotated, Never
 
 import typer
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter, ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sandbox import jsonl
+from sandbox import api_keys, jsonl
 from sandbox.calls import MIB, CallStatus, ToolCall, ToolResult, parse_call
 from sandbox.client import DEFAULT_URL, SandboxClient
-from sandbox.errors import CallTooLarge, ConfigError, InvalidCall, SandboxError
-from sandbox.settings import PREFIX, load_settings
+from sandbox.errors import CallTooLarge, ConfigError, Forbidden, InvalidCall, SandboxError, Unauthorized
+from sandbox.settings import API_KEY, PREFIX, load_settings
 from sandbox.wire import Answer
 
 #: Exit codes of `sandbox run` beside the program's own and 128 + the signal that ended it. 2 means what it means
@@ -44,8 +45,12 @@ _RUN_HELP = f"""Run one program and end as it ended.
 
 Its stdout and stderr become ours, and so does its exit code; 128 + N if signal N ended it. A program that a
 limit ended: {EXIT_TIMEOUT} time, {EXIT_MEMORY_LIMIT} memory, {EXIT_OUTPUT_LIMIT} output. {EXIT_FAULT}: the
-service failed or was not there. {EXIT_MISUSE}: it refuses such a call. A line on stderr says which.
+service failed or was not there. {EXIT_MISUSE}: it refuses such a call, or the key in {API_KEY}. A line on stderr
+says which.
 """
+
+#: Errors that are the caller's own to mend.
+_REFUSED = (InvalidCall, Unauthorized, Forbidden, CallTooLarge)
 
 #: Fields of a call in errors, in the words of the command line.
 _OPTIONS = {"limits.wall_s": "--wall", "limits.cpu_s": "--cpu", "limits.memory_bytes": "--memory, in bytes"}
@@ -60,6 +65,8 @@ app = typer.Typer(
 )
 runtime_app = typer.Typer(no_args_is_help=True, help="The environment that programs see.")
 app.add_typer(runtime_app, name="runtime")
+keys_app = typer.Typer(no_args_is_help=True, help="API keys of a service.")
+app.add_typer(keys_app, name="keys")
 
 _MARKS = {True: "[green]yes[/]", False: "[red]no[/]"}
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -102,7 +109,8 @@ def up(
         "GATEWAY__INSECURE": insecure or None,
         "WORKER__SLOTS": slots,
     }
-    environ = {**os.environ} | {  # noqa: TID251 - a command line, which hands it on
+    # The key of a caller is none of the service's business.
+    environ = {k: v for k, v in os.environ.items() if k != API_KEY} | {  # noqa: TID251 - a command line, which hands it on
         f"{PREFIX}{k}": str(v) for k, v in options.items() if v is not None
     }
     settings = load_settings(environ)
@@ -142,6 +150,11 @@ def _need_server(command: str) -> None:
         )
 
 
+def _api_key() -> str | None:
+    """The caller's key. No option has it, because every user of a machine sees its command lines."""
+    return os.environ.get(API_KEY) or None  # noqa: TID251 - a command line
+
+
 @app.command(help=_RUN_HELP)
 def run(  # noqa: PLR0913, PLR0917 - the options of a command line
     file: Annotated[str | None, typer.Argument(help="The program; - reads it from stdin.")] = None,
@@ -170,7 +183,7 @@ def run(  # noqa: PLR0913, PLR0917 - the options of a command line
     }
     try:
         # A person waits: a service that is not there shall not look like one that is slow.
-        with SandboxClient.blocking(url, attempts=3, patience_s=3.0) as client:
+        with SandboxClient.blocking(url, api_key=_api_key(), attempts=3, patience_s=3.0) as client:
             [answer] = client.run_many([parse_call(fields)])
     except SandboxError as exc:
         answer = exc
@@ -184,7 +197,7 @@ def show(answer: Answer, *, as_json: bool) -> int:
             print(json.dumps(answer.to_wire()))
         field, colon, rule = answer.message.partition(":")
         print(f"sandbox: {type(answer).__name__}: {_OPTIONS.get(field, field)}{colon}{rule}", file=sys.stderr)
-        return EXIT_MISUSE if isinstance(answer, InvalidCall | CallTooLarge) else EXIT_FAULT
+        return EXIT_MISUSE if isinstance(answer, _REFUSED) else EXIT_FAULT
     if as_json:
         print(answer.model_dump_json())
     else:
@@ -256,7 +269,9 @@ def map_file(
             out.write(jsonl.to_line(call, answer))
 
         calls = jsonl.read_calls(file, lenient=lenient)
-        asyncio.run(jsonl.run_in_order(url, calls, write, on_done=lambda: progress.advance(bar)))
+        asyncio.run(
+            jsonl.run_in_order(url, calls, write, on_done=lambda: progress.advance(bar), api_key=_api_key())
+        )
     print(", ".join(f"{count} {word}" for word, count in statuses.most_common()), file=sys.stderr)
     verdicts = {status.value for status in CallStatus if not status.is_fault}
     raise typer.Exit(0 if statuses.keys() <= verdicts else 1)
@@ -319,6 +334,29 @@ def build(
     path = load_settings().jail.runtime
     runtime.build(path, python=python, packages=packages, report=lambda line: print(line, file=sys.stderr))
     print(path)
+
+
+@keys_app.command()
+def new(
+    tenant: Annotated[str, typer.Option(help="Who it is for: a-z, 0-9, _ and -, up to 64 of them.")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help="What it is good for: run (calls), admin (metrics, dead letters). [default: run]"),
+    ] = None,
+) -> None:
+    """Make an API key: its only copy on the first line, and below it the lines for the gateway's keys file.
+
+    The file, which the setting gateway.keys_file names, has a digest only, so a key that was lost cannot be
+    found again. Gateways see within a second that the file has changed.
+    """
+    if not re.fullmatch(api_keys.TENANT_PATTERN, tenant):
+        raise typer.BadParameter(f"{tenant!r} is no name for a tenant: up to 64 of a-z, 0-9, _ and -")
+    try:
+        scopes = TypeAdapter(list[api_keys.Scope]).validate_python(scope or ["run"])
+    except ValidationError as exc:
+        raise typer.BadParameter("a scope is run or admin") from exc
+    key = api_keys.new_key()
+    print(f"{key}\n\n{api_keys.stanza(key, tenant, scopes)}", end="")
 
 
 @app.command()

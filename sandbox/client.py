@@ -45,6 +45,7 @@ class CallFields(TypedDict, total=False):
 class ClientOptions(TypedDict, total=False):
     """The options of a `SandboxClient` beside its URL."""
 
+    api_key: str | None
     max_in_flight: int
     attempts: int
     patience_s: float
@@ -56,6 +57,7 @@ class SandboxClient:
         async with SandboxClient("http://127.0.0.1:8000") as client:
             result = await client.run("print(1)")
 
+    `api_key` is shown with every request, where the service has keys; without a good one `Unauthorized` is raised.
     `max_in_flight` bounds the calls that are sent and not yet answered; more wait their turn. A call that
     could not be taken (429, 503, no connection), was not started in time (`queue_timeout`) or lost its
     connection is sent again under its id, at most `attempts` times in all, not counting 429, and for at most
@@ -67,11 +69,12 @@ class SandboxClient:
         self,
         url: str = DEFAULT_URL,
         *,
+        api_key: str | None = None,
         max_in_flight: int = 4096,
         attempts: int = 10,
         patience_s: float = 120.0,
     ) -> None:
-        self._wire = Wire(url, max_in_flight)
+        self._wire = Wire(url, max_in_flight, api_key)
         self._attempts = attempts
         self._patience_s = patience_s
 

@@ -84,10 +84,13 @@ async def run_in_order(
     calls: Iterable[ToolCall],
     on_answer: Callable[[ToolCall, Answer], None],
     on_done: Callable[[], None],
+    *,
+    api_key: str | None = None,
 ) -> None:
     """Run calls and hand on their answers in the order of the calls; `on_done` is told of each at once.
 
-    Holds a bounded number of calls and answers at a time. Raises Unavailable if there is no gateway.
+    Holds a bounded number of calls and answers at a time. Raises Unavailable if there is no gateway, and
+    Unauthorized if it wants another key.
     """
     window: deque[tuple[ToolCall, asyncio.Task[list[Answer]]]] = deque()
 
@@ -101,7 +104,7 @@ async def run_in_order(
         if not task.cancelled():
             on_done()
 
-    async with SandboxClient(url) as client:
+    async with SandboxClient(url, api_key=api_key) as client:
         await client.status()
         try:
             for call in calls:

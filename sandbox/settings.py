@@ -59,6 +59,8 @@ class GatewaySettings(_Section):
     max_in_flight: int = Field(
         default=10_000, ge=1, description="Calls that one gateway process holds; one more is answered 429."
     )
+    # 10,000 calls of 50 KiB. While it is put into the queue a call takes twice its bytes in memory, and five times
+    # where a character beyond U+FFFF makes each of its text four bytes wide.
     max_in_flight_bytes: int = Field(
         default=512 * MIB,
         ge=1024,

@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
 import ssl
 from collections import Counter, deque
 from collections.abc import AsyncIterator
@@ -41,9 +42,11 @@ from sandbox.errors import (
     AnswerLost,
     CallTooLarge,
     ConfigError,
+    Forbidden,
     InternalError,
     Overloaded,
     SandboxError,
+    Unauthorized,
     Unavailable,
     from_wire,
 )
@@ -65,6 +68,8 @@ _MAX_ERROR_BYTES = 64 * 1024  # of an answer that is an error, and of a line bes
 _MAX_PAGE_BYTES = 64 * MIB  # of a job's result, whose limits we need not know, and of all others
 _HEADERS = {"accept-encoding": "identity"}  # each line as soon as it is written, with no decoder in between
 _BATCH_HEADERS = {**_HEADERS, "accept": "application/x-ndjson", "content-type": "application/json"}
+
+_KEY = re.compile(r"[!-~]+")
 
 _PENDING = 202  # of a job without a result
 
@@ -111,6 +116,7 @@ class Wire:
 
     url: str
     max_in_flight: int
+    api_key: str | None = field(default=None, repr=False)
     _buffer: deque[_Pending] = field(default_factory=deque)
     _in_flight: int = 0
     _requests: dict[asyncio.Task[SandboxError], _Unanswered] = field(default_factory=dict)
@@ -122,7 +128,7 @@ class Wire:
     _tls: ssl.SSLContext | None = None  # None: not open
 
     def __post_init__(self) -> None:
-        """Refuse a URL that can be nobody's."""
+        """Refuse a URL that can be nobody's, and a key that no header can carry."""
         self.url = self.url.rstrip("/")
         try:
             url = httpx.URL(self.url)
@@ -130,6 +136,13 @@ class Wire:
             raise ConfigError(f"{self.url!r} is no URL of a gateway: {exc}") from exc
         if url.scheme not in {"http", "https"} or not url.host:
             raise ConfigError(f"{self.url!r} is no URL of a gateway; write http://HOST:PORT")
+        if self.api_key is not None and not _KEY.fullmatch(self.api_key):
+            # Or httpx would quote it when it refuses the header.
+            raise ConfigError("the API key is empty, or has spaces, line ends or characters beyond ASCII")
+        if self.api_key is not None and url.userinfo:
+            raise ConfigError(
+                "a URL with a user takes the header that the API key needs; leave one of them out"
+            )
         self._may_use_proxy = not _is_this_machine(url.host)
 
     @property
@@ -310,7 +323,11 @@ class Wire:
             None, connect=_CONNECT_S
         )  # the rest is bounded by one deadline for the request
         http = httpx.AsyncClient(
-            verify=self._tls, limits=limits, timeout=timeout, trust_env=self._may_use_proxy
+            verify=self._tls,
+            limits=limits,
+            timeout=timeout,
+            trust_env=self._may_use_proxy,
+            headers={"authorization": f"Bearer {self.api_key}"} if self.api_key is not None else None,
         )
         self._lanes.append(_Lane(http))
         return self._lanes[-1]
@@ -381,6 +398,8 @@ class _ErrorAnswer(BaseModel):
 #: What an answer means that a proxy made. Behind 502 and 504 the gateway may have the calls.
 _BY_STATUS: dict[int, type[SandboxError]] = {
     413: CallTooLarge,
+    401: Unauthorized,
+    403: Forbidden,
     429: Overloaded,
     502: AnswerLost,
     503: Unavailable,

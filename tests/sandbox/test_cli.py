@@ -9,6 +9,7 @@ import os
 import shlex
 import signal
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,9 @@ from packaging.requirements import Requirement
 
 import sandbox
 from sandbox import CallStatus, InvalidCall, SandboxError, ToolCall, ToolResult, Unavailable
+from sandbox.api_keys import digest_of
 from sandbox.cli import show
-from sandbox.errors import CallTooLarge
+from sandbox.errors import CallTooLarge, Forbidden, Unauthorized
 from sandbox.jail.hostcheck import check_host
 from sandbox.jail.selftest import WALLS
 from sandbox.jsonl import _WINDOW, run_in_order
@@ -157,6 +159,8 @@ def test_an_error_is_json_too_when_asked(capfd: pytest.CaptureFixture[str]) -> N
         (InvalidCall("limits.wall_s: 100 is above"), 2, "InvalidCall: --wall: 100 is above"),
         (InvalidCall("limits.memory_bytes: too few"), 2, "InvalidCall: --memory, in bytes: too few"),
         (CallTooLarge("the body is over 9 bytes"), 2, "CallTooLarge: the body is over 9 bytes"),
+        (Unauthorized("this needs an API key"), 2, "Unauthorized: this needs an API key"),
+        (Forbidden("the scope 'run'"), 2, "Forbidden: the scope 'run'"),
         (Unavailable("nobody there: no"), 125, "Unavailable: nobody there: no"),
     ],
 )
@@ -469,3 +473,39 @@ async def test_map_refuses_what_it_cannot_read_twice(tmp_path: Path) -> None:
     ended = await command("map", tmp_path / "pipe")
     assert (ended.code, ended.out) == (1, "")
     assert "is no regular file" in ended.err
+
+
+async def test_run_and_map_show_the_key_of_the_environment(tmp_path: Path) -> None:
+    """SANDBOX_API_KEY goes into every request, and nowhere else; without one there is no such header."""
+    calls = tmp_path / "calls.jsonl"
+    calls.write_text('{"code": "1"}\n')
+    async with FakeGateway() as gateway:
+        ran = await command("run", "-c", "1", "--url", gateway.url, SANDBOX_API_KEY="rsk_secret")
+        mapped = await command("map", calls, "--url", gateway.url, SANDBOX_API_KEY="rsk_secret")
+        await command("run", "-c", "1", "--url", gateway.url, SANDBOX_API_KEY="")
+    *with_key, without = gateway.requests
+    assert [request.headers["authorization"] for request in with_key] == ["Bearer rsk_secret"] * 2
+    assert "authorization" not in without.headers
+    assert "rsk_secret" not in ran.out + ran.err + mapped.out + mapped.err
+
+
+async def test_keys_new_prints_a_key_and_its_stanza() -> None:
+    """The key on the first line, then TOML that has its digest and not itself, and nothing on stderr."""
+    ended = await command("keys", "new", "--tenant", "team-a", "--scope", "run", "--scope", "admin")
+    key, _, rest = ended.out.partition("\n")
+    assert (ended.code, ended.err) == (0, "")
+    assert tomllib.loads(rest) == {
+        "keys": [{"sha256": digest_of(key.encode()).hex(), "tenant": "team-a", "scopes": ["run", "admin"]}]
+    }
+    plain = await command("keys", "new", "--tenant", "team-a")
+    assert 'scopes = ["run"]' in plain.out
+    assert key not in plain.out + rest
+
+
+@pytest.mark.parametrize(
+    "words", [["--tenant", "Team"], ["--tenant", ""], ["--tenant", "a", "--scope", "root"]]
+)
+async def test_keys_new_refuses_what_no_gateway_would_read(words: list[str]) -> None:
+    """A name or a scope that would break the file is misuse, and no key is made."""
+    ended = await command("keys", "new", *words)
+    assert (ended.code, ended.out) == (2, "")

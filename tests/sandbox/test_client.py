@@ -22,6 +22,7 @@ from sandbox import (
     CallTooLarge,
     Cancelled,
     ConfigError,
+    Forbidden,
     InternalError,
     InvalidCall,
     Limits,
@@ -31,6 +32,7 @@ from sandbox import (
     SandboxError,
     ToolCall,
     ToolResult,
+    Unauthorized,
     Unavailable,
 )
 from sandbox import client as client_module
@@ -749,3 +751,57 @@ async def test_lines_come_out_whole_however_they_were_cut(texts: list[bytes], cu
         yield whole
 
     assert [line async for line in _lines(httpx.Response(200, content=chunks()), 10_000)] == texts
+
+
+async def test_the_key_is_shown_with_every_request() -> None:
+    """Calls, their retries and jobs carry it; a client without one sends no such header."""
+
+    async def refuse_first(request: Request) -> None:
+        if len(gateway.requests) == 1:
+            await request.refuse(503, "Unavailable")
+        else:
+            await answer_all(request)
+
+    async with FakeGateway(refuse_first) as gateway:
+        async with SandboxClient(gateway.url, api_key="rsk_secret") as client:
+            await client.run("1")
+            await client.submit("1")
+            assert "rsk_secret" not in repr(client._wire)
+        async with SandboxClient(gateway.url) as client:
+            await client.run("1")
+    *with_key, without = [*gateway.jobs, *gateway.requests]
+    assert [request.headers["authorization"] for request in with_key] == ["Bearer rsk_secret"] * 3
+    assert "authorization" not in without.headers
+
+
+@pytest.mark.parametrize(("status", "cls"), [(401, Unauthorized), (403, Forbidden)])
+@pytest.mark.parametrize("words", ["of a gateway", "of a proxy"])
+async def test_a_key_that_does_not_open_is_said_at_once(
+    status: int, cls: type[SandboxError], words: str
+) -> None:
+    """Asking again with the same key cannot help, so it is asked once."""
+
+    async def answer(request: Request) -> None:
+        if words == "of a gateway":
+            await request.refuse(status, cls.__name__)
+        else:
+            await request.whole(status, b"<html>")
+
+    async with FakeGateway(answer) as gateway, SandboxClient(gateway.url, api_key="rsk_x") as client:
+        with pytest.raises(cls):
+            await client.run("1")
+    assert len(gateway.requests) == 1
+
+
+@pytest.mark.parametrize("key", ["", "rsk_a b", "rsk_a\n", "rsk_é"])
+def test_a_key_that_no_header_carries_is_refused(key: str) -> None:
+    """And not quoted."""
+    with pytest.raises(ConfigError) as caught:
+        SandboxClient(api_key=key)
+    assert "rsk_" not in caught.value.message
+
+
+def test_a_url_with_a_user_leaves_no_place_for_a_key() -> None:
+    """Both go into one header, and one would be lost without a word."""
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        SandboxClient("http://user:word@127.0.0.1:8000", api_key="rsk_a")

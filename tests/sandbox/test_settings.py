@@ -31,6 +31,14 @@ def test_the_environment_wins_over_the_file_and_the_file_over_the_defaults(tmp_p
     assert settings.gateway.host == Settings().gateway.host
 
 
+def test_a_caller_s_key_is_no_setting() -> None:
+    """Whoever has SANDBOX_API_KEY for the client can still start a service; a misspelt one is named."""
+    assert load_settings({"SANDBOX_API_KEY": "rsk_secret"}) == Settings()
+    with pytest.raises(ConfigError, match="SANDBOX_APIKEY is no setting") as caught:
+        load_settings({"SANDBOX_APIKEY": "rsk_secret"})
+    assert "rsk_secret" not in caught.value.message
+
+
 def test_redis_url_is_understood_and_ours_wins() -> None:
     """REDIS_URL stands for SANDBOX_REDIS__URL, unless that is set too."""
     assert load_settings({"REDIS_URL": "redis://a"}).redis.url == "redis://a"
