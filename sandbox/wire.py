@@ -77,7 +77,6 @@ _PENDING = 202  # of a job without a result
 MAX_WAIT_S = 50.0
 
 _CLOSED = "the client was closed; the call may have run"
-_NOT_SENT = "the client was closed before the call was sent"
 
 #: What comes of a call: its result, or the error that kept it from having one.
 Answer: TypeAlias = ToolResult | SandboxError
@@ -164,7 +163,7 @@ class Wire:
         await asyncio.gather(*self._requests, *self._cancels.values(), return_exceptions=True)
         for pending in self._buffer:
             if pending.is_wanted:
-                pending.answer.set_result(Unavailable(_NOT_SENT))
+                pending.answer.set_result(Unavailable("the client was closed before the call was sent"))
         for lane in self._lanes:
             await lane.http.aclose()
 
@@ -174,8 +173,6 @@ class Wire:
             raise RuntimeError("a SandboxClient works inside of `async with` only")
         if (cancel := self._cancels.get(call.id)) is not None:
             await asyncio.wait({cancel})  # or the end of the one that was cancelled would be this one's
-            if not self.is_open:
-                return Unavailable(_NOT_SENT)
         pending = _Pending(call, _body(call), asyncio.get_running_loop().create_future())
         self._buffer.append(pending)
         if len(self._buffer) == _MAX_BATCH:
