@@ -19,9 +19,10 @@ from sandbox import ToolCall
 from sandbox.keys import GROUP, Keys
 from sandbox.queue import CallQueue, QueuedCall
 from tests.conftest import RunningRedis
+from tests.proxy import proxy_to
 
 from .callers import Load, all_right, right_or_fault
-from .conftest import WORKERS
+from .conftest import LEASE_S, WORKERS
 from .leftovers import in_redis, settled
 from .processes import Process, alive, family, frozen, until
 from .stack import Stack, gone
@@ -136,6 +137,24 @@ def test_redis_is_full(whole: Stack) -> None:
         finally:
             client.config_set("maxmemory", room)
     serves_again(whole, before)
+
+
+async def test_the_lines_to_redis_are_cut_in_silence(any_redis: RunningRedis) -> None:
+    """Both ends believe in connections that carry nothing any more; new ones do, and every call is answered right."""
+    async with proxy_to(any_redis.directory / "redis.sock") as proxy:
+        url = f"redis://127.0.0.1:{proxy.place}"
+        running = await asyncio.to_thread(
+            Stack, "--slots", "8", REDIS_URL=url, SANDBOX_WORKER__LEASE_S=str(LEASE_S)
+        )
+        try:
+            load = Load(running.url, "silence", 200, seconds=0.1, deadline_s=30)
+            await asyncio.to_thread(load.wait_answers, 20)
+            proxy.drop()
+            await proxy.swallowed("to_server")
+            proxy.heal()
+            await asyncio.to_thread(all_right, load)
+        finally:
+            await asyncio.to_thread(running.close)
 
 
 # ---- who reads from it ----
