@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import signal
 import socket
@@ -24,6 +25,8 @@ from schemathesis import Case
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from gateway.app import create_app
+from gateway.openapi import add_keys
+from gateway.tenants import scope_of
 from sandbox.api_keys import new_key, stanza
 from sandbox.queue import CallQueue
 from sandbox.redis_server import RedisServer
@@ -34,7 +37,11 @@ from .fake_queue import FakeQueue
 
 HERE = Path(__file__).parent
 BOUNDS = GatewaySettings(max_body_bytes=65_536, max_in_flight=8, max_batch=8)
-API = schemathesis.openapi.from_dict(create_app(Settings(gateway=BOUNDS), FakeQueue()).openapi())
+DESCRIPTION = create_app(Settings(gateway=BOUNDS), FakeQueue()).openapi()
+API = schemathesis.openapi.from_dict(DESCRIPTION)
+WITH_KEYS = copy.deepcopy(DESCRIPTION)
+add_keys(WITH_KEYS)
+API_WITH_KEYS = schemathesis.openapi.from_dict(WITH_KEYS)
 
 
 class Process:
@@ -128,6 +135,18 @@ def service(redis_url: str) -> Iterator[str]:
     with gateway(redis_url, namespace, **env) as running, echo_worker(redis_url, namespace):
         wait_ready(running.url)
         yield running.url
+
+
+@pytest.fixture(scope="module")
+def service_with_keys(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The URL of a gateway that wants keys, and one that is good for everything."""
+    key, keys_file = new_key(), tmp_path_factory.mktemp("keys") / "keys.toml"
+    keys_file.write_text(stanza(key, "team-a", ["run", "admin"]))
+    namespace = uuid4().hex
+    env = {"SANDBOX_GATEWAY__KEYS_FILE": str(keys_file)}
+    with gateway(redis_url, namespace, **env) as running, echo_worker(redis_url, namespace):
+        wait_ready(running.url)
+        yield running.url, key
 
 
 @asynccontextmanager
@@ -364,3 +383,22 @@ def test_the_api_keeps_its_word(case: Case, service: str) -> None:
     assert response.status_code < 500, response.text
     # What is accepted is for test_openapi.py, which knows that a bad item is answered within a 200.
     case.validate_response(response, excluded_checks=[negative_data_rejection, positive_data_acceptance])
+
+
+@API_WITH_KEYS.parametrize()
+@settings(
+    max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+def test_the_api_with_keys_keeps_its_word(case: Case, service_with_keys: tuple[str, str]) -> None:
+    """With a good key as without keys; and what says that it needs one is refused without, in documented words."""
+    url, key = service_with_keys
+    case.call_and_validate(
+        base_url=url,
+        headers={"Authorization": f"Bearer {key}"},
+        excluded_checks=[negative_data_rejection, positive_data_acceptance],
+    )
+    stranger = case.call(
+        base_url=url, headers={"Authorization": "Bearer rsk_wrong", "X-API-Key": "rsk_wrong"}
+    )
+    assert stranger.status_code < 500
+    assert (stranger.status_code == 401) == (scope_of(case.operation.path) is not None)
