@@ -44,6 +44,7 @@ class Watch:
 
     @property
     def word(self) -> str:
+        assert self.gateway.crash is None, repr(self.gateway.crash)
         obstacle = self.readiness.obstacle()
         return obstacle.word if obstacle else ""
 
