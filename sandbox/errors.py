@@ -69,7 +69,7 @@ class CallTooLarge(SandboxError):
 
 
 class Overloaded(SandboxError):
-    """The gateway's bound on calls in flight is reached."""
+    """A bound of the gateway is reached: on calls or bytes in flight, or on those of one tenant."""
 
     http_status = 429
     is_retryable = True
