@@ -84,13 +84,13 @@ class Callers:
 
     async def _single(self, attempt: Attempt) -> None:
         response = await self._http.post("/v1/run", json=attempt.call.body())
-        self.oracle.answer(attempt, response.json())
+        self.oracle.answer(attempt, _read(response.content))
 
     async def _batch(self, attempts: Sequence[Attempt]) -> None:
         body = {"calls": [attempt.call.body() for attempt in attempts]}
         async with self._http.stream("POST", "/v1/batch", json=body, headers=_LINES) as response:
             if response.status_code != 200:
-                error = json.loads(await response.aread())
+                error = _read(await response.aread())
                 for attempt in attempts:
                     self.oracle.answer(attempt, error)
                 return
@@ -101,6 +101,14 @@ class Callers:
                     self.oracle.answer(attempts[index], item)
                 else:
                     self.oracle.stray(f"a line of {len(attempts)} is numbered {index}: {line[:200]}")
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    """An answer as it came; one that is no JSON is for the oracle to judge as well."""
+    try:
+        return dict(json.loads(body))
+    except ValueError:
+        return {"unreadable": body[:300].decode(errors="replace")}
 
 
 class Load:

@@ -21,6 +21,7 @@ import json
 import os
 import signal
 import time
+import traceback
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -255,6 +256,9 @@ def _run(seed: int, seconds: float) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 130
+    except (AssertionError, ExceptionGroup) as exc:  # it does not serve again, or we have a mistake in us
+        say("".join(traceback.format_exception(exc)) + stack.tail())
+        left = [f"the run broke off: {exc}"]
     finally:
         stack.close()
     return _tell(chaos, seed, seconds, left)

@@ -49,6 +49,6 @@ def the_stack() -> Iterator[Stack]:
 @pytest.fixture
 def whole(the_stack: Stack) -> Stack:
     """The stack, when all of it serves."""
-    until(lambda: the_stack.is_ready() and len(the_stack.worker_ids()) == WORKERS, "the whole stack")
+    until(lambda: the_stack.is_whole(WORKERS), "the whole stack")
     the_stack.processes()  # so that it knows what may have to be gone
     return the_stack

@@ -297,14 +297,14 @@ class Oracle:
 
 
 def fault_of(body: Mapping[str, Any]) -> str | None:
-    """The word of a fault that says what failed."""
+    """The word of a fault that says what failed; None for anything else."""
     error = body.get("error")
     if error is not None:
         return _FAULTS.get(error["name"]) if error["message"] else None
-    status = CallStatus(body["status"])
-    return str(status) if status.is_fault and body["reason"] else None
+    status = body.get("status")
+    return status if status in _FAULTS.values() and body["reason"] else None
 
 
 def _verdict(body: Mapping[str, Any]) -> bool:
     """Whether it is a result that says something of the program."""
-    return "status" in body and not CallStatus(body["status"]).is_fault
+    return body.get("status") in {status.value for status in CallStatus if not status.is_fault}

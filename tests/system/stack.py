@@ -53,10 +53,13 @@ class Stack:
         self._reader.start()
         self._seen: set[Process] = set()
         assert self._process.stdout is not None
-        first = self._process.stdout.readline().split()
-        if first[:2] != ["listening", "on"]:
-            code = self.end(signal.SIGKILL)
-            raise AssertionError(f"the stack did not start ({code}): {self.tail()}")
+        try:
+            first = self._process.stdout.readline().split()
+            assert first[:2] == ["listening", "on"], f"the stack did not start: {self.tail()}"
+        except BaseException:
+            self.end(signal.SIGKILL)
+            shutil.rmtree(self.directory)
+            raise
         self.url = first[2]
         self.http = httpx.Client(base_url=self.url, timeout=50, trust_env=False)
 
@@ -97,6 +100,13 @@ class Stack:
         """The workers that the gateway knows and that take calls."""
         workers = self.http.get("/v1/status").json()["workers"]
         return {worker["id"] for worker in workers if not worker["draining"]}
+
+    def is_whole(self, workers: int) -> bool:
+        """Whether it serves with so many workers, as the gateway that we happen to reach sees it."""
+        try:
+            return self.is_ready() and len(self.worker_ids()) == workers
+        except httpx.TransportError:  # that was one which has just ended
+            return False
 
     # ---- its processes ----
 

@@ -139,6 +139,8 @@ WRONG: dict[str, Callable[[Call], Result]] = {
     "a signal": lambda call: truth(call) | {"status": "signaled", "exit_code": None, "signal": 9},
     "a timeout": lambda call: truth(call) | {"status": "timeout", "exit_code": None, "signal": 9},
     "a memory limit": lambda call: truth(call) | {"status": "memory_limit", "exit_code": None},
+    "a status that does not exist": lambda call: truth(call) | {"status": "fine"},
+    "something that is no result": lambda call: {"http": 500, "detail": "Internal Server Error"},
     "a fault without a reason": lambda call: fault(call) | {"reason": None},
     "an error of the caller": lambda call: {"http": 422, "error": {"name": "InvalidCall", "message": "no"}},
 }

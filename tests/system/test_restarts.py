@@ -114,14 +114,6 @@ def callers(running: Stack) -> Iterator[Callers]:
         calling.stop()
 
 
-def is_whole(running: Stack) -> bool:
-    """Whether all parts serve, as the gateway that we happen to reach sees it."""
-    try:
-        return running.is_ready() and len(running.worker_ids()) == PARTS
-    except httpx.TransportError:  # that was the one which just ended
-        return False
-
-
 def test_every_part_can_be_restarted_under_load() -> None:
     """Gateways and workers get SIGTERM one after the other: no call fails, each is answered once and right."""
     with stack("--gateways", str(PARTS), "--workers", str(PARTS), "--slots", "4") as running:
@@ -134,7 +126,7 @@ def test_every_part_can_be_restarted_under_load() -> None:
                     ended = running.wait_log(mark, "child ended")
                     assert (ended["exit_code"], ended["again_in_s"]) == (0, 0)
                     running.wait_log(mark, "listening" if kind == "gateways" else "serving")
-                    until(lambda: is_whole(running), "the whole stack")
+                    until(lambda: running.is_whole(PARTS), "the whole stack")
                     calling.wait_more(50)
         assert calling.wrong() == []
         ids = [id_ for id_, _ in calling.answers]
