@@ -32,6 +32,8 @@ log = logging.getLogger("gateway")
 GRACE_S = 30.0
 #: How long answers that are written may take to leave, once no call is open; who reads nothing is cut off.
 FLUSH_S = 5
+#: How long Redis may take to answer: a caller shall know within a second that its call was not taken.
+ANSWER_S = 0.75
 #: Connections that wait to be accepted. The kernel caps it at net.core.somaxconn, by default 4096.
 BACKLOG = 4096
 #: Above the keep-alive of common clients and load balancers (60 s), so that they, not we, close an idle
@@ -64,7 +66,7 @@ async def serve(settings: Settings, listener: socket.socket) -> int:
 
     Raises ConfigError for a keys file that is broken, and when the Redis that it finds will never do.
     """
-    app = create_app(settings, CallQueue(settings.redis))
+    app = create_app(settings, CallQueue(settings.redis, timeout_s=ANSWER_S))
     gateway: Gateway = app.state.gateway
     server = _Server(_config(app))
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -13,19 +13,22 @@ from typing import Any
 from uuid import uuid4
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.gateway import Gateway, Queue
+from gateway.dead import make_dead_letters
+from gateway.gateway import Gateway
 from gateway.openapi import add_hot_routes, add_keys
 from gateway.pages import DOCS_FILES, make_pages
 from gateway.reader import CallerGone, CallReader
-from gateway.routes import BatchRoute, RunRoute, send_json
+from gateway.routes import BatchRoute, JobRoute, JobsRoute, RunRoute, send_json
 from gateway.tenants import Authentication
-from sandbox.errors import InternalError, SandboxError, Unauthorized
+from sandbox.errors import InternalError, InvalidCall, SandboxError, Unauthorized
+from sandbox.queue import CallQueue
 from sandbox.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -37,7 +40,7 @@ _TITLE = "RoC Sandbox"
 _DESCRIPTION = "Runs the Python that language models write: a call goes in, a result comes out."
 
 
-def create_app(settings: Settings, queue: Queue) -> FastAPI:
+def create_app(settings: Settings, queue: CallQueue) -> FastAPI:
     """The application of one gateway process.
 
     Its lifespan opens and closes the queue; `app.state.gateway` is the Gateway behind it. Raises ConfigError for
@@ -60,7 +63,7 @@ def create_app(settings: Settings, queue: Queue) -> FastAPI:
         docs_url=None,  # pages.py has one that needs no internet
         redoc_url=None,
         redirect_slashes=False,
-        exception_handlers={HTTPException: _no_such_route},
+        exception_handlers={HTTPException: _no_such_route, RequestValidationError: _wrong_request},
     )
     app.state.gateway = gateway
     app.reader = reader
@@ -68,8 +71,11 @@ def create_app(settings: Settings, queue: Queue) -> FastAPI:
     app.router.routes[:0] = [
         Route("/v1/run", RunRoute(gateway, reader), methods=["POST"]),
         Route("/v1/batch", BatchRoute(gateway, reader), methods=["POST"]),
+        Route("/v1/jobs", JobsRoute(gateway, reader), methods=["POST"]),
+        Route("/v1/jobs/{call_id:path}", JobRoute(gateway, reader), methods=["GET", "DELETE"]),
     ]
     app.include_router(make_pages(gateway, reader, _TITLE, release))
+    app.include_router(make_dead_letters(gateway))
     app.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_offline", "static")]))
     app.add_middleware(Authentication, keys=gateway.keys)
     app.add_middleware(Answers, gateway=gateway)
@@ -102,7 +108,7 @@ class Answers:
         self._app = app
         self._gateway = gateway
         self._requests = gateway.metrics.requests
-        self._routes = {"/v1/run", "/v1/batch", "/v1/status", "/healthz", "/readyz", "/metrics"}
+        self._routes = {"/v1/run", "/v1/batch", "/v1/jobs", "/v1/status", "/healthz", "/readyz", "/metrics"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and answer for it if it comes back as an exception."""
@@ -133,8 +139,16 @@ class Answers:
                 raise  # Half an answer is out: the server logs this and cuts the connection.
             await send_error(watched, _as_error(exc))
         finally:
-            route = scope["path"] if scope["path"] in self._routes else "other"
+            route = self._route(scope["path"])
             self._requests.labels(route, code).inc()
+
+    def _route(self, path: str) -> str:
+        """A path as the metrics know it: what a caller can choose in it is left out."""
+        if path.startswith("/v1/jobs/"):
+            return "/v1/jobs/ID"
+        if path.startswith("/v1/dead"):
+            return "/v1/dead"
+        return path if path in self._routes else "other"
 
 
 def _as_error(exc: Exception) -> SandboxError:
@@ -160,3 +174,10 @@ async def _no_such_route(_: Request, exc: Exception) -> JSONResponse:
     name = "".join(exc.detail.title().split())
     error = {"name": name, "message": exc.detail}
     return JSONResponse({"error": error}, status_code=exc.status_code, headers=exc.headers)
+
+
+async def _wrong_request(_: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, RequestValidationError)
+    first = exc.errors()[0]
+    error = InvalidCall(f"{first['loc'][-1]}: {first['msg']}")
+    return JSONResponse(error.to_wire(), status_code=error.http_status)

@@ -1,12 +1,16 @@
-"""Calls on their way into the queue, many to one round trip.
+"""What a gateway sends to the queue, many calls to one round trip: new calls, and those that nobody wants any more.
 
-`add` lays a call on a list and wakes the one task that empties it. While that task waits for Redis the list
-grows, and its next pipeline takes what has gathered, up to a bound. So a call that comes alone leaves
-at once, and under load the pipelines fill by themselves; no timer is involved. The list is bounded by
-admission: every call on it holds a permit.
+`add` lays a call into the line and `cancel` on a list, and both wake the one task that empties them. While that task
+waits for Redis they grow, and its next round trip takes what has gathered, up to a bound. So a call that comes alone
+leaves at once, and under load the round trips fill by themselves; no timer is involved. Both are bounded by
+admission: every call in them holds a permit, or held one a moment ago.
 
-A put that fails answers exactly the calls of that pipeline. Whether Redis had taken them is unknown; their
-ids make a second sending harmless.
+One task for both, so that a call which is cancelled and then sent again arrives in this order.
+
+A round trip that fails answers its calls, and all that wait behind it: a Redis that does not answer one does not
+answer the next, and no caller shall wait for more than a second to learn that. Whether Redis had taken those of a put
+is unknown, so they are cancelled when it is back, and a caller who sends one again gets what there is. What this
+gateway already waits for and puts again, because the server is a new one, is kept for the next attempt.
 """
 
 from __future__ import annotations
@@ -14,101 +18,163 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
-from gateway.admission import UNAVAILABLE_RETRY_S
+from gateway.line import Line
 from gateway.metrics import Metrics
+from gateway.replies import ReplyRouter
+from gateway.tenants import Tenant
 from sandbox.calls import ToolCall
 from sandbox.errors import Unavailable
-from sandbox.queue import QueuedCall
+from sandbox.queue import CallQueue, Found, Put, QueuedCall
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Against 64 this saves a tenth of the CPU of a call, here and at the workers, and packing so many holds up the
 #: loop for some 3 ms; beyond it little is left to save.
 FLUSH_CALLS = 256
-#: Characters of programs, input and files. Redis must have read a pipeline within the time that a command may
-#: take, over a slow line too.
+#: Characters of programs, input and files. Redis must have read a round trip's calls within the time that a command
+#: may take, over a slow line too.
 FLUSH_SIZE = 4 * 1024 * 1024
-#: Behind a put that fails slowly (Redis frozen, packets lost) calls wait at most about this long; without it
-#: the last of thousands would wait for one time-out after another.
-PATIENCE_MS = 2_000
-
-
-class Outbox(Protocol):
-    """What this file needs of the queue."""
-
-    def now_ms(self) -> int:
-        """Redis's clock."""
-
-    async def put(self, calls: Sequence[QueuedCall]) -> None:
-        """One pipeline. Raises Unavailable."""
+#: Between attempts for what must not be given up, while Redis is away.
+RETRY_S = 0.25
 
 
 class Batcher:
-    """One list, one task, one pipeline at a time."""
+    """Two lists, one task, one round trip at a time."""
 
-    def __init__(self, outbox: Outbox, refuse: Callable[[str, Unavailable], None], metrics: Metrics) -> None:
-        """`refuse` is told the id of each call that could not be put, and why."""
-        self._outbox = outbox
-        self._refuse = refuse
+    def __init__(
+        self,
+        queue: CallQueue,
+        gateway: str,
+        metrics: Metrics,
+        was_put: Callable[[QueuedCall, Put | Unavailable], None],
+        was_found: Callable[[str, Found | Unavailable], None],
+        replies: ReplyRouter,
+        line: Line[QueuedCall],
+    ) -> None:
+        """`was_put` hears what came of each call, `was_found` of each cancellation, by its record."""
+        self._queue = queue
+        self._gateway = gateway
         self._metrics = metrics
-        self._waiting: deque[QueuedCall] = deque()
+        self._was_put = was_put
+        self._was_found = was_found
+        self._replies = replies
+        self._line = line
+        self._again: deque[QueuedCall] = deque()
+        self._cancelled: deque[str] = deque()
         self._wake = asyncio.Event()
         self._stopping = False
 
-    def add(self, queued: QueuedCall) -> None:
-        """Lay a call on the list."""
-        self._waiting.append(queued)
+    def add(self, queued: QueuedCall, tenant: Tenant) -> None:
+        """Put a call at the end of its tenant's line."""
+        self._line.push(queued, tenant)
+        self._wake.set()
+
+    def over(self, queued: QueuedCall) -> None:
+        """It has its answer, or needs none any more."""
+        if self._line.answered(queued):
+            self._wake.set()
+
+    def add_again(self, calls: Iterable[QueuedCall]) -> None:
+        """Put calls once more that were put before, because the server may not know them."""
+        self._again.extend(calls)
+        self._wake.set()
+
+    def cancel(self, record: str) -> None:
+        """Wait no longer for a call that was put."""
+        self._cancelled.append(record)
         self._wake.set()
 
     def stop(self) -> None:
-        """Let `run` end once the list is empty."""
+        """Let `run` end once the lists are empty, or Redis is away."""
         self._stopping = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Empty the list whenever something is on it."""
+        """Send whatever is there and may leave."""
+        loop = asyncio.get_running_loop()
         while True:
-            while self._waiting:
-                await self._flush()
+            try:
+                while await self._flush():
+                    pass
+            except Unavailable as exc:
+                self._refuse(self._line.clear(), exc)
+                loop.call_later(RETRY_S, self._wake.set)
             if self._stopping:
                 return
             await self._wake.wait()
             self._wake.clear()
 
-    async def _flush(self) -> None:
-        calls = self._next()
+    async def _flush(self) -> bool:
+        """Whether there is more."""
+        if self._cancelled:
+            await self._cancel()
+        if self._again:
+            await self._put_again()
+        calls = self._next_calls()
+        if calls:
+            await self._put(calls)
+        return bool(calls or self._cancelled or self._again)
+
+    async def _cancel(self) -> None:
+        records = [record for record in _first(self._cancelled) if not self._replies.is_wanted(record)]
+        if not records:
+            return
+        try:
+            found = await self._queue.cancel(self._gateway, records)
+        except Unavailable as exc:
+            self._cancelled.extend(records)
+            for record in records:
+                self._was_found(record, exc)
+            raise
+        for record, what in zip(records, found, strict=True):
+            self._was_found(record, what)
+
+    async def _put_again(self) -> None:
+        calls = [queued for queued in _first(self._again) if self._replies.wants(queued)]
+        try:
+            outcomes = await self._queue.put(self._gateway, calls)
+        except Unavailable:
+            self._again.extend(calls)
+            raise
+        for queued, outcome in zip(calls, outcomes, strict=True):
+            self._was_put(queued, outcome)
+
+    async def _put(self, calls: list[QueuedCall]) -> None:
         self._metrics.flush_calls.observe(len(calls))
         try:
             with self._metrics.put_seconds.time():
-                await self._outbox.put(calls)
+                outcomes = await self._queue.put(self._gateway, calls)
         except Unavailable as exc:
             log.warning("calls could not be queued", extra={"calls": len(calls), "reason": exc.message})
-            self._refuse_all(calls, f"the call could not be queued: {exc.message}")
-            self._refuse_all(self._overdue(), f"the call was not sent: {exc.message}")
+            self._cancelled.extend(queued.record for queued in calls)
+            self._refuse(calls, exc)
+            raise
+        for queued, outcome in zip(calls, outcomes, strict=True):
+            self._was_put(queued, outcome)
 
-    def _next(self) -> list[QueuedCall]:
-        calls = [self._waiting.popleft()]
-        size = _size(calls[0].call)
-        while self._waiting and len(calls) < FLUSH_CALLS:
-            size += _size(self._waiting[0].call)
-            if size > FLUSH_SIZE:
-                break
-            calls.append(self._waiting.popleft())
+    def _refuse(self, calls: Iterable[QueuedCall], why: Unavailable) -> None:
+        for queued in calls:
+            self._was_put(queued, why)
+
+    def _next_calls(self) -> list[QueuedCall]:
+        calls: list[QueuedCall] = []
+        size = 0
+        while len(calls) < FLUSH_CALLS and size < FLUSH_SIZE and (queued := self._line.pop()):
+            if queued.is_job or self._replies.wants(queued):
+                size += _size(queued.call)
+                calls.append(queued)
+            else:  # its callers left
+                self._line.answered(queued)
         return calls
 
-    def _overdue(self) -> list[QueuedCall]:
-        oldest_ms = self._outbox.now_ms() - PATIENCE_MS
-        overdue = []
-        while self._waiting and self._waiting[0].accepted_ms < oldest_ms:
-            overdue.append(self._waiting.popleft())
-        return overdue
 
-    def _refuse_all(self, calls: Sequence[QueuedCall], why: str) -> None:
-        for queued in calls:
-            self._refuse(queued.call.id, Unavailable(why, retry_after_s=UNAVAILABLE_RETRY_S))
+def _first(waiting: deque[T]) -> list[T]:
+    return [waiting.popleft() for _ in range(min(FLUSH_CALLS, len(waiting)))]
 
 
 def _size(call: ToolCall) -> int:

@@ -1,13 +1,15 @@
 """One gateway process: its parts, and how they start and end.
 
 Who is there. Each request is a task of the HTTP server. Beside them run three loops: the batcher puts calls
-into the queue, the reply router reads results, and readiness looks after Redis and the workers. A request
-takes a permit (admission), lays its calls on the batcher's list, and waits for the futures that the reply
+into the queue and cancels them, the reply router reads results, and readiness looks after Redis and the workers. A
+request takes a permit (admission), lays its calls on the batcher's list, and waits for the futures that the reply
 router resolves. All of them share one `CallQueue` and one event loop, so no step between two awaits needs a
 lock.
 
-Who may die. A caller: its request's task goes on to the result and answers nobody. Redis: readiness refuses
-new calls, puts fail with their calls, the reader tries again; when it is back, all three go on. A loop that
+Who may die. A caller: its request's task hears of it, leaves its calls, and those that nobody waits for any more
+are cancelled. A worker, or a reply on its way: at the deadline we ask the queue what it knows, and answer. Redis:
+readiness refuses new calls, puts fail with their calls, the reader tries again; when it is back, all three go on, and
+if it is another server, or the same one started anew, all calls that still wait are put again. A loop that
 ends by an exception nobody foresaw is a bug: then all three end, open calls are answered, and the process
 shall end too, because a gateway without one of them only looks alive.
 """
@@ -18,20 +20,20 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol
 from uuid import uuid4
 
-from gateway.admission import Admission
-from gateway.batcher import Batcher, Outbox
+from gateway.admission import UNAVAILABLE_RETRY_S, Admission
+from gateway.batcher import Batcher
+from gateway.line import Line
 from gateway.metrics import Metrics
 from gateway.pressure import Pressure
-from gateway.readiness import ASK_AGAIN_S, Heartbeat, Obstacle, Readiness
-from gateway.replies import Answer, Inbox, ReplyRouter
-from gateway.tenants import KeyRing
-from sandbox.calls import ToolCall
-from sandbox.errors import Unavailable
+from gateway.readiness import ASK_AGAIN_S, Obstacle, Readiness
+from gateway.replies import Answer, ReplyRouter, Waiting, different, read_reply
+from gateway.tenants import KeyRing, Tenant
+from sandbox.calls import CallStatus, ToolCall
+from sandbox.errors import NotFound, Unavailable
 from sandbox.process import told_within
-from sandbox.queue import Backlog, QueuedCall
+from sandbox.queue import CallQueue, Found, Put, QueuedCall
 from sandbox.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -39,36 +41,28 @@ log = logging.getLogger(__name__)
 _DRAINING = Obstacle("draining", "this gateway is shutting down")
 
 
-class Queue(Outbox, Inbox, Heartbeat, Protocol):
-    """What a gateway needs of the queue."""
-
-    async def open(self) -> None:
-        """Raises Unavailable, and ConfigError for a Redis that will never do."""
-
-    async def close(self) -> None:
-        """After the last use."""
-
-    async def backlog(self) -> Backlog:
-        """How full it is. Raises Unavailable."""
-
-
 class Gateway:
     """The parts that a call passes, in that order, and the loops that serve them."""
 
-    def __init__(self, settings: Settings, queue: Queue) -> None:
+    def __init__(self, settings: Settings, queue: CallQueue) -> None:
         self.id = uuid4().hex
         self.settings = settings
         self.queue = queue
         self.metrics = Metrics()
         self.pressure = Pressure(settings.gateway.max_backlog, self.metrics)
-        self.readiness = Readiness(queue, self.pressure, self._put_late_call)
+        self.readiness = Readiness(queue, self.pressure, self._put_late_call, self._put_again)
         self.keys = KeyRing(settings.gateway.keys_file, self.metrics)
         self.admission = Admission(settings.gateway, self.readiness, self.metrics)
-        self.replies = ReplyRouter(queue, self.id, settings.worker.recovery_s, self.metrics)
-        self.batcher = Batcher(queue, self.replies.answer, self.metrics)
+        self.replies = ReplyRouter(queue, self.id, self.metrics, self._is_overdue, self._is_over)
+        slots = (lambda: self.readiness.slots) if self.keys.are_needed else None
+        self.line: Line[QueuedCall] = Line(self.metrics, slots)
+        self.batcher = Batcher(
+            queue, self.id, self.metrics, self._was_put, self._was_found, self.replies, self.line
+        )
         #: Set when a loop has ended by itself, and what ended it.
         self.crashed = asyncio.Event()
         self.crash: Exception | None = None
+        self._jobs: dict[QueuedCall, asyncio.Future[Put | Unavailable]] = {}
         #: Set when the end has begun: not ready any more, though calls may still be taken for a moment.
         self.draining = False
         self._stop = asyncio.Event()
@@ -77,14 +71,140 @@ class Gateway:
         """Why nobody shall send further calls here; None when they would be served."""
         return _DRAINING if self.draining else self.readiness.obstacle()
 
-    def submit(self, call: ToolCall) -> asyncio.Future[Answer]:
-        """Send a call on its way. The future is shared and must not be cancelled. Raises InvalidCall."""
-        answer, is_new = self.replies.expect(call)
-        if is_new:
-            now_ms = self.queue.now_ms()
-            deadline_ms = now_ms + round(call.deadline_s * 1000)
-            self.batcher.add(QueuedCall(call, self.id, now_ms, deadline_ms))
-        return answer
+    # ---- a call ----
+
+    def submit(self, call: ToolCall, tenant: Tenant) -> Waiting:
+        """Send a call on its way, or join it where it is under way. Leave what you got, whatever comes of it.
+
+        Raises InvalidCall when its id stands for a different call, and Overloaded when it would not be taken in time.
+        """
+        record = self.queue.record(tenant.name, call.id)
+        waiting = self.replies.join(record, call)
+        if waiting is None:
+            self._check_pressure(call, tenant)
+            queued = self._queued(call, record)
+            waiting = self.replies.expect(queued)
+            self.batcher.add(queued, tenant)
+        return waiting
+
+    def leave(self, waiting: Waiting) -> None:
+        """Its caller has an answer, or is gone. A call that nobody waits for any more is cancelled."""
+        if self.replies.leave(waiting):
+            self.metrics.cancelled.inc()
+            self.batcher.cancel(waiting.record)
+
+    async def submit_job(self, call: ToolCall, tenant: Tenant) -> None:
+        """Queue a call whose result somebody will ask for. Raises what `submit` does, and Unavailable."""
+        self._check_pressure(call, tenant)
+        queued = self._queued(call, self.queue.record(tenant.name, call.id), is_job=True)
+        told: asyncio.Future[Put | Unavailable] = asyncio.get_running_loop().create_future()
+        self._jobs[queued] = told
+        self.batcher.add(queued, tenant)
+        outcome = await told
+        if isinstance(outcome, Unavailable):
+            raise outcome
+        if outcome.outcome == "other":
+            raise different(call.id)
+
+    async def result_of_job(self, call_id: str, tenant: Tenant, wait_s: float) -> Answer | None:
+        """What came of a call that was put before; None when nothing has within `wait_s`.
+
+        Raises NotFound when nobody knows it any more.
+        """
+        record = self.queue.record(tenant.name, call_id)
+        waiting = self.replies.watch(
+            record, call_id
+        )  # before the queue is asked, or a reply could slip through
+        try:
+            found = await self.queue.watch(self.id, record)
+            if found.state == "done":
+                return read_reply(record, found.detail)
+            if found.state == "unknown":
+                raise NotFound(f"nobody knows a call {call_id}, or not any more")
+            await asyncio.wait({waiting.future}, timeout=wait_s)
+            return waiting.future.result() if waiting.future.done() else None
+        finally:
+            if self.replies.leave(waiting):
+                self.batcher.cancel(record)  # our part of it: a job goes on
+
+    async def stop_job(self, call_id: str, tenant: Tenant) -> bool:
+        """End a call, whoever waits for it. False when it had ended before, or nobody knows it."""
+        record = self.queue.record(tenant.name, call_id)
+        found = await self.queue.stop(record)
+        return found.state in {"running", "waiting"}
+
+    def _check_pressure(self, call: ToolCall, tenant: Tenant) -> None:
+        self.pressure.check(call.priority, call.deadline_s, self.line.ahead(call.priority, tenant))
+
+    def _queued(self, call: ToolCall, record: str, *, is_job: bool = False) -> QueuedCall:
+        now_ms = self.queue.now_ms()
+        return QueuedCall(call, record, now_ms, now_ms + round(call.deadline_s * 1000), is_job)
+
+    def _was_put(self, queued: QueuedCall, outcome: Put | Unavailable) -> None:
+        if isinstance(outcome, Unavailable):
+            self.readiness.lost(outcome.message)
+        elif outcome.outcome == "queued":
+            self.pressure.note_put(queued.call.priority, 1)
+        if queued.is_job:
+            self.batcher.over(queued)  # whoever waits for it, we are not told of its end
+            told = self._jobs.pop(queued, None)
+            if told is not None and not told.done():  # else it was abandoned, or its caller has gone
+                told.set_result(outcome)
+            return
+        waiting = self.replies.get(queued.record)
+        if waiting is None:
+            return  # its callers left while it was on its way; it is cancelled after this
+        if isinstance(outcome, Unavailable):
+            self.replies.answer(
+                queued.record,
+                Unavailable(
+                    f"the call could not be queued: {outcome.message}", retry_after_s=UNAVAILABLE_RETRY_S
+                ),
+            )
+        elif outcome.outcome == "other":
+            self.replies.answer(queued.record, different(queued.call.id))
+            self.batcher.cancel(queued.record)  # the other may be ours, left a moment ago
+        elif outcome.outcome == "kept":
+            self.replies.answer(queued.record, read_reply(queued.record, outcome.result))
+        else:
+            waiting.is_put = True
+
+    def _is_over(self, queued: QueuedCall) -> None:
+        self.batcher.over(queued)
+
+    def _is_overdue(self, waiting: Waiting) -> None:
+        """A deadline has passed without a reply: find out why, and see to it that it does not run on."""
+        if not waiting.is_put:
+            self.replies.fault(
+                waiting, CallStatus.QUEUE_TIMEOUT, "it could not be queued before its deadline"
+            )
+        self.batcher.cancel(waiting.record)
+
+    def _was_found(self, record: str, found: Found | Unavailable) -> None:
+        waiting = self.replies.get(record)
+        if waiting is None or not waiting.is_overdue:
+            return  # its callers are gone, or it is sent again meanwhile
+        if isinstance(found, Unavailable):
+            self.replies.fault(waiting, CallStatus.INTERNAL_ERROR, f"at its deadline: {found.message}")
+        elif found.state == "done":
+            self.replies.answer(record, read_reply(record, found.detail))
+        elif found.state == "running":
+            worker = found.detail.decode(errors="replace")
+            reason = f"the worker {worker} had it and did not answer by its deadline"
+            self.replies.fault(waiting, CallStatus.INTERNAL_ERROR, reason)
+        elif found.state == "waiting":
+            reason = "no worker was free for it before its deadline"
+            self.replies.fault(waiting, CallStatus.QUEUE_TIMEOUT, reason)
+        else:
+            self.replies.fault(waiting, CallStatus.INTERNAL_ERROR, "Redis had lost it by its deadline")
+
+    def _put_again(self) -> None:
+        """The server is not the one that took our calls: what it does not know, it shall know."""
+        self.batcher.add_again(
+            waiting.queued for waiting in self.replies if waiting.queued is not None and waiting.is_put
+        )
+
+    # ---- its life ----
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -104,23 +224,32 @@ class Gateway:
             async with asyncio.timeout(grace_s):
                 await self.admission.emptied()
         except TimeoutError:
-            left = self.replies.abandon("this gateway is shutting down and the call was not done in time")
+            left = self._abandon("this gateway is shutting down and the call was not done in time")
             log.warning("calls left behind", extra={"calls": left, "grace_s": grace_s})
 
     async def _put_late_call(self) -> None:
         """Put a call that its worker drops unrun, because its deadline has passed."""
         late_ms = self.queue.now_ms() - 1
         call = ToolCall(code="")
-        await self.queue.put([QueuedCall(call, self.id, late_ms, late_ms)])
+        record = self.queue.record("", call.id)
+        await self.queue.put(self.id, [QueuedCall(call, record, late_ms, late_ms)])
+        self.batcher.cancel(record)
 
     async def _end(self, loops: asyncio.Task[None]) -> None:
         """The end, in the order of dependence: what puts, what reads, then the queue below both."""
         self._stop.set()
         self.batcher.stop()
         await loops
-        self.replies.abandon("this gateway is shutting down")
+        self._abandon("this gateway is shutting down")
         await self.queue.close()
         log.info("queue closed")
+
+    def _abandon(self, why: str) -> int:
+        """Answer whoever waits for anything; say how many calls are left behind."""
+        for told in self._jobs.values():
+            if not told.done():
+                told.set_result(Unavailable(why))
+        return len(self._jobs) + self.replies.abandon(why)
 
     async def _run_loops(self) -> None:
         try:
@@ -132,7 +261,7 @@ class Gateway:
                     group.create_task(self.replies.run(self._stop))
         except Exception as exc:  # noqa: BLE001 - whatever ends a loop ends the process; `crash` carries it there
             self.readiness.refusing = Obstacle("crashed", "this gateway failed and is about to restart")
-            self.replies.abandon("this gateway failed; the call may have run")
+            self._abandon("this gateway failed; the call may have run")
             self.crash = exc
             self.crashed.set()
 

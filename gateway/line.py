@@ -1,8 +1,8 @@
 """The line before the batcher: whose call leaves next.
 
 Theory of operation. A request lays its call in the line (`push`). The batcher takes calls from it (`pop`) while it
-packs a pipeline, and puts them into the streams in that order. A call is over by its answer, whatever that is
-(`answered`), or because nobody wants it any more while it still stands here (`remove`).
+packs a round trip, and puts them into the streams in that order. A call is over by its answer, whatever that is
+(`answered`). One that nobody wants any more stands here until its turn, and leaves without a place in Redis.
 
 Why calls are held back. Once in a stream a call cannot be overtaken, since workers read a stream in its order. Whoever
 sends ten thousand calls at once would have them all done before the next caller's first. So where tenants are named,
@@ -22,8 +22,8 @@ Nothing is kept for who has no calls: who comes back begins like a newcomer, at 
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
@@ -39,12 +39,8 @@ CALLS_PER_SLOT = 2
 LEAST_WINDOW = 64
 
 
-class Queued(Protocol):
-    """What this file needs to know of a call."""
-
-    @property
-    def name(self) -> str:
-        """Which no other call has, here or in Redis."""
+class Queued(Hashable, Protocol):
+    """What this file needs to know of a call, which is equal to itself only."""
 
     @property
     def call(self) -> ToolCall:
@@ -62,7 +58,7 @@ class Line(Generic[T]):
         self._slots = slots
         self._tool, self._judge = _Lane[T](), _Lane[T]()
         self._lanes = {"tool": self._tool, "judge": self._judge}
-        self._in_redis: dict[str, _Lane[T]] = {}
+        self._in_redis: set[T] = set()
         self._judge_waits_for = 0  # tool calls that have left while one of judge could have
         for priority in self._lanes:
             metrics.held_back.labels(priority).set_function(partial(self.held_back, priority))
@@ -93,22 +89,19 @@ class Line(Generic[T]):
         queued = lane.pop()
         if self._slots is not None:
             lane.in_redis += 1
-            self._in_redis[queued.name] = lane
+            self._in_redis.add(queued)
         return queued
 
-    def remove(self, name: str) -> T | None:
-        """Take a call out that need not leave any more; None when it does not stand here."""
-        for lane in self._lanes.values():
-            queued = lane.remove(name)
-            if queued is not None:
-                return queued
-        return None
+    def clear(self) -> list[T]:
+        """Take out all calls, whatever lies in Redis."""
+        return self._tool.clear() + self._judge.clear()
 
-    def answered(self, name: str) -> bool:
+    def answered(self, queued: T) -> bool:
         """Give back the place of a call that has left and has its answer. True when another may leave for it."""
-        lane = self._in_redis.pop(name, None)
-        if lane is None:
+        if queued not in self._in_redis:
             return False
+        self._in_redis.remove(queued)
+        lane = self._lanes[queued.call.priority]
         lane.in_redis -= 1
         return lane.length > 0
 
@@ -142,12 +135,12 @@ class _Lane(Generic[T]):
             share = self._by_tenant[tenant.name] = _Share(tenant)
             self._turns.append(share)
         share.tenant = tenant  # whose weight may be another than it was at its last call
-        share.calls[queued.name] = queued
+        share.calls.append(queued)
         self.length += 1
 
     def pop(self) -> T:
         share = self._turns[0]
-        _, queued = share.calls.popitem(last=False)
+        queued = share.calls.popleft()
         self.length -= 1
         share.left -= 1
         if not share.calls:
@@ -158,16 +151,12 @@ class _Lane(Generic[T]):
             self._turns.rotate(-1)
         return queued
 
-    def remove(self, name: str) -> T | None:
-        for share in self._turns:
-            queued = share.calls.pop(name, None)
-            if queued is not None:
-                self.length -= 1
-                if not share.calls:
-                    self._turns.remove(share)
-                    del self._by_tenant[share.tenant.name]
-                return queued
-        return None
+    def clear(self) -> list[T]:
+        calls = [queued for share in self._turns for queued in share.calls]
+        self._turns.clear()
+        self._by_tenant.clear()
+        self.length = 0
+        return calls
 
     def ahead(self, tenant: Tenant) -> int:
         own = self._by_tenant.get(tenant.name)
@@ -184,5 +173,5 @@ class _Share(Generic[T]):
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
-        self.calls: OrderedDict[str, T] = OrderedDict()
+        self.calls: deque[T] = deque()
         self.left = tenant.weight  # calls that it may still send in this turn

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from sandbox.calls import CallStatus
+
 #: The whole way of a call aims at 0.3 s; a program may run for minutes.
 CALL_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 #: One round trip to Redis; the upper end is a Redis that is in trouble.
@@ -31,6 +33,12 @@ class Metrics:
             "sandbox_gateway_calls",
             "Calls that got a result, by its status; faults are among them.",
             ("status",),
+            registry=self.registry,
+        )
+        self.by_status = {status: self.calls.labels(status.value) for status in CallStatus}
+        self.cancelled = Counter(
+            "sandbox_gateway_cancelled_calls",
+            "Calls that were cancelled because their last caller had gone.",
             registry=self.registry,
         )
         self.in_flight = Gauge(
@@ -120,12 +128,12 @@ class Metrics:
         )
         self.replies_dropped = Counter(
             "sandbox_gateway_replies_dropped",
-            "Replies that nobody waited for: of a call that ran twice, or that was given up before.",
+            "Replies that nobody waited for any more, or that a broken read brought again.",
             registry=self.registry,
         )
         self.replies_lost = Counter(
             "sandbox_gateway_replies_lost",
-            "Calls answered with a fault because no reply had come by the latest possible moment.",
+            "Calls answered with a fault at their deadline without knowing why no reply had come.",
             registry=self.registry,
         )
 

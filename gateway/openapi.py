@@ -6,7 +6,7 @@ in them. FastAPI adds the rest of the routes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
@@ -16,21 +16,43 @@ from gateway.tenants import scope_of
 from sandbox.calls import ToolCall, ToolResult
 
 _REF = "#/components/schemas/{model}"
-_RUN_ERRORS = (413, 422, 429, 500, 503, 504)
+_RUN_ERRORS = (409, 413, 422, 429, 500, 503, 504)
+_JOBS_ERRORS = (413, 422, 429, 500, 503)
+_JOB_ERRORS = (404, 409, 422, 429, 500, 503)
+_END_ERRORS = (404, 500, 503)
 _BATCH_ERRORS = (413, 422, 429, 500, 503)
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
+_METHODS = {"get", "post", "delete"}
 _MEANING = {
+    200: "Every verdict on the program, also that it failed.",
+    202: "Not done yet.",
     401: "No API key, or one that is not known.",
     403: "The API key lacks the scope {scope!r}, which this takes.",
+    404: "Nobody knows this call, or not any more.",
+    409: "Somebody has asked for the end of this call.",
     413: "The request is too large.",
     422: "The call is wrong; the message names the field.",
     429: "Full, or the call would wait past its deadline; try again after `retry_after_s`.",
     500: "We failed. The program may have run, and the answer says nothing about it.",
     503: "No Redis, no worker, or shutting down; try again after `retry_after_s`.",
     504: "The deadline passed before the program started; it is safe to send the call again.",
+}
+
+
+_DEADLINE = {
+    "name": "x-deadline-ms",
+    "in": "header",
+    "description": "How long the caller waits: the deadline of calls that name none, a bound on the others.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+}
+_WAIT = {
+    "name": "wait",
+    "in": "query",
+    "description": "Seconds to wait for the result, of which the service does not wait all when they are many.",
+    "schema": {"type": "number", "minimum": 0, "default": 0},
 }
 
 
@@ -68,20 +90,37 @@ class ErrorLine(ErrorAnswer):
     index: int = Field(ge=0)
 
 
+class Job(BaseModel):
+    """A call whose result is not there yet."""
+
+    id: str
+    status: Literal["pending"]
+
+
+class JobEnd(BaseModel):
+    """What came of asking for the end of a call."""
+
+    id: str
+    cancelled: bool = Field(description="False when it had ended before, or nobody knows it.")
+
+
 def add_hot_routes(openapi: dict[str, Any], reader: CallReader) -> None:
-    """Put both routes and their schemas into the description of an app."""
+    """Put the routes and their schemas into the description of an app."""
     openapi.setdefault("components", {}).setdefault("schemas", {}).update(_schemas(reader))
+    result, pending = {"application/json": "ToolResult"}, {"application/json": "Job"}
+    lines = {"application/json": "BatchAnswer", "application/x-ndjson": "ResultLine"}
+    job_id = {"name": "call_id", "in": "path", "required": True, "schema": {"type": "string"}}
     openapi["paths"] |= {
-        "/v1/run": {
-            "post": _operation("Run a program", "ToolCall", _RUN_ERRORS, {"application/json": "ToolResult"})
+        "/v1/run": {"post": _operation("Run a program", _RUN_ERRORS, {200: result}, "ToolCall")},
+        "/v1/batch": {"post": _operation("Run many programs", _BATCH_ERRORS, {200: lines}, "BatchRequest")},
+        "/v1/jobs": {
+            "post": _operation("Run a program and ask later", _JOBS_ERRORS, {202: pending}, "ToolCall"),
         },
-        "/v1/batch": {
-            "post": _operation(
-                "Run many programs",
-                "BatchRequest",
-                _BATCH_ERRORS,
-                {"application/json": "BatchAnswer", "application/x-ndjson": "ResultLine"},
-            )
+        "/v1/jobs/{call_id}": {
+            "parameters": [job_id],
+            "get": _operation("What came of a call", _JOB_ERRORS, {200: result, 202: pending})
+            | {"parameters": [_WAIT]},
+            "delete": _operation("End a call", _END_ERRORS, {200: {"application/json": "JobEnd"}}),
         },
     }
 
@@ -92,7 +131,7 @@ def add_keys(openapi: dict[str, Any]) -> None:
     openapi["security"] = [{name: []} for name in _KEYS]
     for path, operations in openapi["paths"].items():
         scope = scope_of(path)
-        for operation in operations.values():
+        for operation in (operations[method] for method in _METHODS & operations.keys()):
             if scope is None:
                 operation["security"] = []
             else:
@@ -106,6 +145,8 @@ def _schemas(reader: CallReader) -> dict[str, Any]:
         (BatchAnswer, "serialization"),
         (ResultLine, "serialization"),
         (ErrorLine, "serialization"),
+        (Job, "serialization"),
+        (JobEnd, "serialization"),
     ]
     _, definitions = models_json_schema(models, ref_template=_REF)
     schemas: dict[str, Any] = definitions["$defs"]
@@ -121,19 +162,24 @@ def _schemas(reader: CallReader) -> dict[str, Any]:
 
 
 def _operation(
-    summary: str, request: str, errors: tuple[int, ...], answers: dict[str, str]
+    summary: str, errors: tuple[int, ...], answers: dict[int, dict[str, str]], request: str | None = None
 ) -> dict[str, Any]:
-    return {
+    operation: dict[str, Any] = {
         "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": _schema(request)}},
         "responses": {
-            "200": {
-                "description": "Every verdict on the program, also that it failed.",
-                "content": {media: _schema(model) for media, model in answers.items()},
-            },
+            **{str(code): _answer(code, media) for code, media in answers.items()},
             **{str(code): _error(code) for code in errors},
         },
     }
+    if request is not None:
+        operation["parameters"] = [_DEADLINE]
+        operation["requestBody"] = {"required": True, "content": {"application/json": _schema(request)}}
+    return operation
+
+
+def _answer(code: int, answer: dict[str, str]) -> dict[str, Any]:
+    content = {media: _schema(model) for media, model in answer.items()}
+    return {"description": _MEANING[code], "content": content}
 
 
 def _error(code: int, **words: str) -> dict[str, Any]:

@@ -71,20 +71,25 @@ class CallReader:
         self.BatchRequest = _batch_request(self.max_batch)
         self._replace_defaults = self.defaults != Limits()
 
-    def one(self, body: bytes) -> ToolCall:
-        """The call in the body of `/v1/run`. Raises InvalidCall."""
+    def one(self, body: bytes, header_s: float | None = None) -> ToolCall:
+        """The call in the body of `/v1/run`; `header_s` is the deadline of the request. Raises InvalidCall."""
+        self._check_header(header_s)
+        return self._one(body, header_s)
+
+    def _one(self, body: bytes, header_s: float | None) -> ToolCall:
         if _has_more_parts(body, _CALL_PARTS):
             raise InvalidCall("body: it has more names, texts and brackets than a call can have")
-        return self._bounded(parse_call(body))
+        return self._bounded(parse_call(body), header_s)
 
-    def many(self, body: bytes) -> list[ToolCall | InvalidCall]:
+    def many(self, body: bytes, header_s: float | None = None) -> list[ToolCall | InvalidCall]:
         """The items of a `/v1/batch`, each a call or what is wrong with it.
 
-        Raises InvalidCall when the envelope itself is wrong, and CallTooLarge for too many items.
+        Raises InvalidCall when the header or the envelope itself is wrong, and CallTooLarge for too many items.
         """
+        self._check_header(header_s)
         calls = self._all_good(body)
         items = split_batch(body, self.max_batch) if calls is None else calls
-        return [self._item(item) for item in items]
+        return [self._item(item, header_s) for item in items]
 
     def _all_good(self, body: bytes) -> list[ToolCall] | None:
         """The calls of a batch at one go, as long as nothing is wrong with any."""
@@ -96,19 +101,21 @@ class CallReader:
             return None
         return calls
 
-    def _item(self, item: ToolCall | bytes) -> ToolCall | InvalidCall:
+    def _item(self, item: ToolCall | bytes, header_s: float | None) -> ToolCall | InvalidCall:
         try:
-            return self._bounded(item) if isinstance(item, ToolCall) else self.one(item)
+            return self._bounded(item, header_s) if isinstance(item, ToolCall) else self._one(item, header_s)
         except InvalidCall as exc:
             return exc
 
-    def _bounded(self, call: ToolCall) -> ToolCall:
+    def _bounded(self, call: ToolCall, header_s: float | None) -> ToolCall:
         """The call with our defaults. Raises InvalidCall for what it names above a ceiling."""
         named = call.limits.model_fields_set
         for name in named:
             self._check(f"limits.{name}", getattr(call.limits, name), getattr(self.ceilings, name))
         if "deadline_s" in call.model_fields_set:
             self._check("deadline_s", call.deadline_s, self.ceilings.deadline_s)
+        elif header_s is not None:
+            call = call.model_copy(update={"deadline_s": header_s})
         if call.network != "none" and self.ceilings.network == "none":
             raise InvalidCall(
                 f"network: this service allows no {call.network}; "
@@ -117,9 +124,14 @@ class CallReader:
         if self._replace_defaults:
             limits = self.defaults.model_copy(update={name: getattr(call.limits, name) for name in named})
             call = call.model_copy(update={"limits": limits})
-        if call.deadline_s > self.ceilings.deadline_s:
-            call = call.model_copy(update={"deadline_s": self.ceilings.deadline_s})
+        longest_s = min(self.ceilings.deadline_s, header_s or self.ceilings.deadline_s)
+        if call.deadline_s > longest_s:
+            call = call.model_copy(update={"deadline_s": longest_s})
         return call
+
+    def _check_header(self, header_s: float | None) -> None:
+        if header_s is not None:
+            self._check("x-deadline-ms", header_s * 1000, self.ceilings.deadline_s * 1000)
 
     @staticmethod
     def _check(field: str, value: float, ceiling: float) -> None:

@@ -1,32 +1,32 @@
 """Results on their way back to whoever waits for them.
 
-One task reads this process's reply list in Redis and gives each result to the future of its call id. The
+One task reads this process's reply stream in Redis and gives each result to the future of its call's record. The
 bytes are passed on as they are. A future always gets an answer, and never an exception, so that one nobody
 looks at any more is no error:
 
 - the result, when it comes;
-- an error, when the call could not be queued or the process ends;
-- a fault, when no reply has come by the latest moment at which it could. A program may start just before
-  the call's deadline and run for its `wall_s`; the margin on top is a worker's lease, after which a dead
-  worker's call is taken up by another one, and the way back.
+- an error, when the call could not be queued, was stopped by somebody, or the process ends;
+- a fault, when the deadline has passed by `LATE_S` and no reply has come. The gateway asks the queue then what it
+  knows of the call (`Gateway.overdue`), and answers by itself if that takes too long.
 
-The reader never cancels a blocking read (a cancelled pop loses what it popped): it ends after the read at
-hand.
+Several callers may wait for one call. Whoever goes away leaves; the last one to leave has the call cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from gateway.metrics import Metrics
 from sandbox.calls import CallStatus, ToolCall, ToolResult
-from sandbox.errors import InvalidCall, SandboxError, Unavailable
+from sandbox.errors import Cancelled, InvalidCall, SandboxError, Unavailable
 from sandbox.process import told_within
+from sandbox.queue import CallQueue, QueuedCall
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 READ_S = 0.25
 #: Between two tries to read while Redis is away.
 BACK_OFF_S = 0.25
+#: After a deadline: a worker ends what runs at the deadline, and its result is on its way by now.
+LATE_S = 0.4
+#: After that, for asking the queue. Both together stay below the second that a caller is promised.
+ASKING_S = 0.5
 
 _STATUSES = {status.value.encode(): status for status in CallStatus}
 
@@ -49,71 +53,114 @@ class Reply(NamedTuple):
 Answer = Reply | SandboxError
 
 
-class Inbox(Protocol):
-    """What this file needs of the queue."""
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A call whose answer is due, and how many wait for it."""
 
-    async def replies(self, gateway: str, block_s: float = 1.0) -> list[tuple[str, bytes]]:
-        """Call ids and results, as many as there are. Raises Unavailable."""
+    record: str
+    call_id: str
+    future: asyncio.Future[Answer]
+    since: float
+    queued: QueuedCall | None = None  # None: somebody else has put it
+    timer: asyncio.TimerHandle | None = None
+    callers: int = 1
+    is_put: bool = False
+    is_overdue: bool = False
 
 
 @dataclass(slots=True)
-class _Waiting:
-    call: ToolCall
-    future: asyncio.Future[Answer]
-    since: float
-    timer: asyncio.TimerHandle
-
-
 class ReplyRouter:
     """A future for each call in flight."""
 
-    def __init__(self, inbox: Inbox, gateway: str, margin_s: float, metrics: Metrics) -> None:
-        """`gateway` names the reply list; `margin_s` is the patience beyond deadline and wall limit."""
-        self._inbox = inbox
-        self._gateway = gateway
-        self._margin_s = margin_s
-        self._metrics = metrics
-        self._by_status = {status: metrics.calls.labels(status.value) for status in CallStatus}
-        self._waiting: dict[str, _Waiting] = {}
+    queue: CallQueue
+    gateway: str  # names the reply stream
+    metrics: Metrics
+    #: Told of a call whose deadline has passed without a reply.
+    overdue: Callable[[Waiting], None]
+    #: Told of a call that has its answer, or needs none any more.
+    over: Callable[[QueuedCall], None]
+    _waiting: dict[str, Waiting] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def expect(self, call: ToolCall) -> tuple[asyncio.Future[Answer], bool]:
-        """The future of this call's answer, and whether it is new, so that the call must be queued.
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(list(self._waiting.values()))
 
-        The same call sent again while it is in flight (a caller that lost its connection) shares the first
-        one's future. Another call under an id in flight raises InvalidCall.
-        """
-        waiting = self._waiting.get(call.id)
-        if waiting is not None:
-            if waiting.call != call:
-                raise InvalidCall(f"id: {call.id} names a different call that is in flight")
-            return waiting.future, False
+    def get(self, record: str) -> Waiting | None:
+        """What waits for this record."""
+        return self._waiting.get(record)
+
+    def is_wanted(self, record: str) -> bool:
+        """Whether somebody waits for it, and not in vain."""
+        waiting = self._waiting.get(record)
+        return waiting is not None and not waiting.is_overdue
+
+    def wants(self, queued: QueuedCall) -> bool:
+        """Whether somebody waits for this very putting of a call."""
+        waiting = self._waiting.get(queued.record)
+        return waiting is not None and waiting.queued is queued and not waiting.is_overdue
+
+    def join(self, record: str, call: ToolCall) -> Waiting | None:
+        """One more caller for a call in flight here, or None. Raises InvalidCall when it is a different call."""
+        waiting = self._waiting.get(record)
+        if waiting is None or waiting.queued is None:
+            return None
+        if not call.is_again(waiting.queued.call):
+            raise different(call.id)
+        waiting.callers += 1
+        return waiting
+
+    def expect(self, queued: QueuedCall) -> Waiting:
+        """Wait for a call that is about to be put."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
-        patience_s = call.deadline_s + call.limits.wall_s + self._margin_s
-        timer = loop.call_later(patience_s, self._give_up, call.id, patience_s)
-        self._waiting[call.id] = _Waiting(call, future, loop.time(), timer)
-        return future, True
-
-    def answer(self, call_id: str, answer: Answer) -> None:
-        """Resolve the call's future; an answer that nobody waits for is dropped and counted."""
-        waiting = self._waiting.pop(call_id, None)
+        waiting = self._waiting.get(queued.record)
         if waiting is None:
-            self._metrics.replies_dropped.inc()
+            waiting = self._add(queued.record, queued.call.id)
+        else:
+            waiting.callers += 1  # of a job, whose call is put here now
+        waiting.queued = queued
+        waiting.timer = loop.call_later(queued.call.deadline_s + LATE_S, self._is_late, waiting)
+        return waiting
+
+    def watch(self, record: str, call_id: str) -> Waiting:
+        """Wait for a call that was put before, by whomever."""
+        waiting = self._waiting.get(record)
+        if waiting is None:
+            return self._add(record, call_id)
+        waiting.callers += 1
+        return waiting
+
+    def leave(self, waiting: Waiting) -> bool:
+        """One caller less; whether nobody waits any more for an answer that has not come."""
+        waiting.callers -= 1
+        if waiting.callers or waiting.future.done():
+            return False
+        self._forget(waiting)
+        return True
+
+    def answer(self, record: str, answer: Answer) -> None:
+        """Resolve the call's future; an answer that nobody waits for is dropped and counted."""
+        waiting = self._waiting.get(record)
+        if waiting is None:
+            self.metrics.replies_dropped.inc()
             return
-        waiting.timer.cancel()
+        self._forget(waiting)
         waiting.future.set_result(answer)
         if isinstance(answer, Reply):
-            self._by_status[answer.status].inc()
-            self._metrics.call_seconds.observe(asyncio.get_running_loop().time() - waiting.since)
+            self.metrics.by_status[answer.status].inc()
+            self.metrics.call_seconds.observe(asyncio.get_running_loop().time() - waiting.since)
+
+    def fault(self, waiting: Waiting, status: CallStatus, reason: str) -> None:
+        """Answer for the service."""
+        result = ToolResult(id=waiting.call_id, status=status, reason=reason)
+        self.answer(waiting.record, Reply(status, result.model_dump_json().encode()))
 
     def abandon(self, why: str) -> int:
         """Answer everything that still waits with Unavailable; say how many."""
         left = list(self._waiting)
-        for call_id in left:
-            self.answer(call_id, Unavailable(why))
+        for record in left:
+            self.answer(record, Unavailable(why))
         return len(left)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -121,7 +168,7 @@ class ReplyRouter:
         away = False
         while not stop.is_set():
             try:
-                replies = await self._inbox.replies(self._gateway, READ_S)
+                replies = await self.queue.replies(self.gateway, READ_S)
             except Unavailable as exc:
                 if not away:
                     log.warning("replies cannot be read", extra={"reason": exc.message})
@@ -131,22 +178,50 @@ class ReplyRouter:
             if away:
                 log.info("replies are read again")
                 away = False
-            for call_id, raw in replies:
-                self.answer(call_id, read_reply(call_id, raw))
+            for record, raw in replies:
+                self.answer(record, read_reply(record, raw))
 
-    def _give_up(self, call_id: str, patience_s: float) -> None:
-        log.error("a reply is lost", extra={"call": call_id, "waited_s": patience_s})
-        self._metrics.replies_lost.inc()
-        self.answer(call_id, _fault(call_id, f"no reply came within {patience_s:g} s"))
+    def _add(self, record: str, call_id: str) -> Waiting:
+        loop = asyncio.get_running_loop()
+        waiting = self._waiting[record] = Waiting(record, call_id, loop.create_future(), loop.time())
+        return waiting
+
+    def _forget(self, waiting: Waiting) -> None:
+        del self._waiting[waiting.record]
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        if waiting.queued is not None:
+            self.over(waiting.queued)
+
+    def _is_late(self, waiting: Waiting) -> None:
+        waiting.is_overdue = True
+        loop = asyncio.get_running_loop()
+        waiting.timer = loop.call_later(ASKING_S, self._give_up, waiting)
+        self.overdue(waiting)
+
+    def _give_up(self, waiting: Waiting) -> None:
+        log.error("a call is lost to us", extra={"call": waiting.call_id})
+        self.metrics.replies_lost.inc()
+        self.fault(
+            waiting, CallStatus.INTERNAL_ERROR, "no answer by its deadline, and the queue does not tell why"
+        )
 
 
-def read_reply(call_id: str, raw: bytes) -> Reply:
+def different(call_id: str) -> InvalidCall:
+    """For a call under an id that stands for another one."""
+    return InvalidCall(f"id: {call_id} names a different call, which is in flight or ended a short time ago")
+
+
+def read_reply(record: str, raw: bytes) -> Answer:
     """The reply with its status, which is found without reading the rest.
 
     A worker's JSON starts with the id and the status, in this order. An id holds no character that JSON
     escapes (see CallId), so equal bytes mean this call's result, and the word that follows is its status.
     JSON that starts in another way is read as a whole; if it is no result of this call, it becomes a fault.
     """
+    call_id = record.rpartition("|")[2]
+    if not raw:
+        return Cancelled("somebody has asked for the end of this call")
     start = b'{"id":"%b","status":"' % call_id.encode()
     if raw.startswith(start):
         status = _STATUSES.get(raw[len(start) : raw.find(b'"', len(start))])
@@ -156,13 +231,15 @@ def read_reply(call_id: str, raw: bytes) -> Reply:
         result = ToolResult.model_validate_json(raw)
     except ValidationError:
         log.exception("a reply is no result", extra={"call": call_id})
-        return _fault(call_id, "the worker's reply could not be read")
+        return _unreadable(call_id)
     if result.id != call_id:
         log.error("a reply holds another call's result", extra={"call": call_id, "result": result.id})
-        return _fault(call_id, "the worker's reply could not be read")
+        return _unreadable(call_id)
     return Reply(result.status, result.model_dump_json().encode())
 
 
-def _fault(call_id: str, reason: str) -> Reply:
-    result = ToolResult(id=call_id, status=CallStatus.INTERNAL_ERROR, reason=reason)
+def _unreadable(call_id: str) -> Reply:
+    result = ToolResult(
+        id=call_id, status=CallStatus.INTERNAL_ERROR, reason="the worker's reply could not be read"
+    )
     return Reply(result.status, result.model_dump_json().encode())

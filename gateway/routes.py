@@ -1,4 +1,4 @@
-"""The two hot routes, as plain ASGI applications: bytes in, bytes out.
+"""The routes that calls come by, as plain ASGI applications: bytes in, bytes out.
 
 FastAPI's machinery for models in and out costs more per request than everything that happens here, so these
 routes read the body themselves and pass a worker's JSON on as it came. `openapi.py` describes them, and a
@@ -13,43 +13,66 @@ there. The answer is one of two:
 - with `Accept: application/x-ndjson` one line an item as each is done, with the item's position in front:
   `{"index": 3, "id": ..., ...}` or `{"index": 3, "error": {...}}`.
 
-Calls that are in flight under one id, in one batch or in several requests, must be the same call. They share
-one run and its result; a different call under that id is an InvalidCall.
+`POST /v1/jobs` takes one ToolCall and answers 202 as soon as it is queued, for callers behind proxies that cut what is
+silent for long. `GET /v1/jobs/ID?wait=SECONDS` answers its ToolResult, also a fault, or 202 when it is not done within
+that time; `DELETE /v1/jobs/ID` ends it. Both know every call by its id, however it came.
+
+The header `x-deadline-ms` says how long the caller still waits: the deadline of calls that name none, and a bound on
+that of the others.
+
+Calls under one id, in flight or ended a short time ago, must be the same call. They share one run and its result; a
+different call under that id is an InvalidCall. A caller that goes away leaves its calls, and what nobody waits for is
+cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
+from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
 from gateway.gateway import Gateway
-from gateway.reader import CallReader, read_body
-from gateway.replies import Answer, Reply
-from gateway.tenants import tenant_of
-from sandbox.calls import CallStatus, ToolCall, ToolResult
-from sandbox.errors import InternalError, InvalidCall, QueueTimeout, SandboxError
+from gateway.reader import CallerGone, CallReader, read_body
+from gateway.replies import Reply, Waiting
+from gateway.tenants import Tenant, tenant_of
+from sandbox.calls import CallStatus, ToolCall, ToolResult, is_call_id
+from sandbox.errors import InternalError, InvalidCall, NotFound, QueueTimeout, SandboxError
+
+#: The longest `wait` of a GET: below the minute after which proxies cut what is silent.
+LONGEST_WAIT_S = 50.0
 
 NDJSON = b"application/x-ndjson"
 _STREAM_HEADERS = [(b"content-type", NDJSON), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
-class RunRoute:
-    """One call, one result."""
-
+class _Route:
     def __init__(self, gateway: Gateway, reader: CallReader) -> None:
         self._gateway = gateway
         self._reader = reader
         self._max_body_bytes = gateway.settings.gateway.max_body_bytes
 
+
+class RunRoute(_Route):
+    """One call, one result."""
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request; what is wrong rises as a SandboxError."""
-        with self._gateway.admission.enter(tenant_of(scope)) as permit:
-            call = self._reader.one(await read_body(scope, receive, self._max_body_bytes, permit))
-            answer = await asyncio.shield(self._gateway.submit(call))
+        tenant = tenant_of(scope)
+        with self._gateway.admission.enter(tenant) as permit:
+            body = await read_body(scope, receive, self._max_body_bytes, permit)
+            waiting = self._gateway.submit(self._reader.one(body, _deadline_s(scope)), tenant)
+            try:
+                with _until_gone(receive) as gone:
+                    await _first(waiting.future, gone)
+            finally:
+                self._gateway.leave(waiting)
+            answer = waiting.future.result()
             if isinstance(answer, SandboxError):
                 raise answer
             if answer.status.is_fault:
@@ -57,33 +80,134 @@ class RunRoute:
             await send_json(send, 200, answer.raw)
 
 
-class BatchRoute:
+class BatchRoute(_Route):
     """Many calls, as many results."""
-
-    def __init__(self, gateway: Gateway, reader: CallReader) -> None:
-        self._gateway = gateway
-        self._reader = reader
-        self._max_body_bytes = gateway.settings.gateway.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request; what is wrong with the whole of it rises as a SandboxError."""
-        with self._gateway.admission.enter(tenant_of(scope)) as permit:
-            items = self._reader.many(await read_body(scope, receive, self._max_body_bytes, permit))
+        tenant = tenant_of(scope)
+        with self._gateway.admission.enter(tenant) as permit:
+            body = await read_body(scope, receive, self._max_body_bytes, permit)
+            items = self._reader.many(body, _deadline_s(scope))
             permit.widen(sum(isinstance(item, ToolCall) for item in items))
             self._gateway.metrics.batch_calls.observe(len(items))
-            answers = [self._answer(item) for item in items]
-            if _wants_lines(scope):
-                await _send_lines(send, answers)
-            else:
-                await _send_results(send, answers)
+            answers = [self._submit(item, tenant) for item in items]
+            try:
+                with _until_gone(receive) as gone:
+                    if _wants_lines(scope):
+                        await _send_lines(send, answers, gone)
+                    else:
+                        await _send_results(send, answers, gone)
+            finally:
+                for answer in answers:
+                    if isinstance(answer, Waiting):
+                        self._gateway.leave(answer)
 
-    def _answer(self, item: ToolCall | InvalidCall) -> asyncio.Future[Answer] | InvalidCall:
+    def _submit(self, item: ToolCall | InvalidCall, tenant: Tenant) -> Waiting | SandboxError:
         if isinstance(item, InvalidCall):
             return item
         try:
-            return self._gateway.submit(item)
-        except InvalidCall as exc:
+            return self._gateway.submit(item, tenant)
+        except SandboxError as exc:
             return exc
+
+
+class JobsRoute(_Route):
+    """A call whose result is asked for later."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request; what is wrong rises as a SandboxError."""
+        tenant = tenant_of(scope)
+        with self._gateway.admission.enter(tenant) as permit:
+            body = await read_body(scope, receive, self._max_body_bytes, permit)
+            call = self._reader.one(body, _deadline_s(scope))
+            await self._gateway.submit_job(call, tenant)
+        await _send_pending(send, call.id)
+
+
+class JobRoute(_Route):
+    """What came of a call that was sent before, and its end."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request; what is wrong rises as a SandboxError."""
+        tenant = tenant_of(scope)
+        call_id = scope["path_params"]["call_id"]
+        if not is_call_id(call_id):
+            raise NotFound(f"no call can have the id {call_id[:200]}")
+        if scope["method"] == "DELETE":
+            cancelled = await self._gateway.stop_job(call_id, tenant)
+            await send_json(send, 200, json.dumps({"id": call_id, "cancelled": cancelled}).encode())
+            return
+        wait_s = _wait_s(scope)
+        with self._gateway.admission.enter(tenant), _until_gone(receive) as gone:
+            result = asyncio.ensure_future(self._gateway.result_of_job(call_id, tenant, wait_s))
+            try:
+                await _first(result, gone)
+            finally:
+                result.cancel()
+            answer = await result
+        if answer is None:
+            await _send_pending(send, call_id)
+        elif isinstance(answer, SandboxError):
+            raise answer
+        else:
+            await send_json(send, 200, answer.raw)
+
+
+async def _first(awaited: asyncio.Future[Any], gone: asyncio.Task[None]) -> None:
+    """Return when what is awaited is done, and cancel nothing. Raises CallerGone when there is nobody to tell."""
+    # By hand, since every request passes here and `asyncio.wait` costs four times as much.
+    either = asyncio.get_running_loop().create_future()
+
+    def wake(_: asyncio.Future[Any]) -> None:
+        if not either.done():
+            either.set_result(None)
+
+    awaited.add_done_callback(wake)
+    gone.add_done_callback(wake)
+    await either
+    if not awaited.done():
+        raise CallerGone
+
+
+async def _send_pending(send: Send, call_id: str) -> None:
+    await send_json(send, 202, json.dumps({"id": call_id, "status": "pending"}).encode())
+
+
+def _wait_s(scope: Scope) -> float:
+    text = parse_qs(scope["query_string"].decode("latin-1")).get("wait", ["0"])[-1]
+    try:
+        wait_s = float(text)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 <= wait_s < float("inf"):
+        raise InvalidCall("wait: must be a number of seconds, 0 or more")
+    return min(wait_s, LONGEST_WAIT_S)
+
+
+def _deadline_s(scope: Scope) -> float | None:
+    """What the header says. Raises InvalidCall."""
+    for name, value in scope["headers"]:
+        if name == b"x-deadline-ms":
+            if not value.isdigit() or len(value) > 9 or int(value) == 0:
+                raise InvalidCall("x-deadline-ms: must be a whole number of milliseconds above 0")
+            return int(value) / 1000
+    return None
+
+
+@contextmanager
+def _until_gone(receive: Receive) -> Iterator[asyncio.Task[None]]:
+    """A task that ends when the caller goes away, for the length of the block. The body has been read."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task = asyncio.create_task(gone())
+    try:
+        yield task
+    finally:
+        task.cancel()  # it ends in the next turn of the loop
 
 
 async def send_json(
@@ -106,20 +230,29 @@ def _wants_lines(scope: Scope) -> bool:
     return any(name == b"accept" and NDJSON in value for name, value in scope["headers"])
 
 
-async def _send_results(send: Send, answers: Sequence[asyncio.Future[Answer] | InvalidCall]) -> None:
+async def _send_results(
+    send: Send, answers: Sequence[Waiting | SandboxError], gone: asyncio.Task[None]
+) -> None:
     # Neither `gather` nor awaiting one by one: both would cancel futures that another request may share.
-    if futures := {answer for answer in answers if isinstance(answer, asyncio.Future)}:
-        await asyncio.wait(futures)
+    if futures := {answer.future for answer in answers if isinstance(answer, Waiting)}:
+        all_done = asyncio.ensure_future(asyncio.wait(futures))
+        try:
+            await _first(all_done, gone)
+        finally:
+            all_done.cancel()
     items = b",".join(_item(answer) for answer in answers)
     await send_json(send, 200, b'{"results":[%b]}' % items)
 
 
-async def _send_lines(send: Send, answers: Sequence[asyncio.Future[Answer] | InvalidCall]) -> None:
+async def _send_lines(
+    send: Send, answers: Sequence[Waiting | SandboxError], gone: asyncio.Task[None]
+) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
     done: asyncio.Queue[int] = asyncio.Queue()
+    gone.add_done_callback(partial(_note, done, _GONE))
     for index, answer in enumerate(answers):
-        if isinstance(answer, asyncio.Future):
-            answer.add_done_callback(partial(_note, done, index))
+        if isinstance(answer, Waiting):
+            answer.future.add_done_callback(partial(_note, done, index))
         else:
             done.put_nowait(index)
     left = len(answers)
@@ -127,19 +260,25 @@ async def _send_lines(send: Send, answers: Sequence[asyncio.Future[Answer] | Inv
         ready = [await done.get()]
         while not done.empty():
             ready.append(done.get_nowait())
+        if _GONE in ready:
+            raise CallerGone
         left -= len(ready)
         lines = b"".join(_line(index, _item(answers[index])) for index in ready)
         await send({"type": "http.response.body", "body": lines, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 
+#: In the place of an index: there is nobody to send lines to.
+_GONE = -1
+
+
 def _note(done: asyncio.Queue[int], index: int, _: object) -> None:
     done.put_nowait(index)
 
 
-def _item(answer: asyncio.Future[Answer] | InvalidCall) -> bytes:
+def _item(answer: Waiting | SandboxError) -> bytes:
     """The JSON object of one item whose answer is there."""
-    known = answer.result() if isinstance(answer, asyncio.Future) else answer
+    known = answer.future.result() if isinstance(answer, Waiting) else answer
     if isinstance(known, Reply):
         return known.raw
     return json.dumps(known.to_wire(), separators=(",", ":")).encode()

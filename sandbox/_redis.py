@@ -9,13 +9,17 @@ What may be repeated is for the caller to know.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any, TypeVar
 
+from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from sandbox._connect import connect, is_no_master, mistake
@@ -34,10 +38,13 @@ FLOOR = (7, 0)
 MAX_BLOCK_S = 1.0
 
 #: An answer that takes longer counts as none. Redis needs microseconds, and 100 ms to fork for a snapshot.
-_COMMAND_TIMEOUT_S = 2.0
+COMMAND_TIMEOUT_S = 2.0
 
 #: Longer than the longest block by what a busy event loop may lag, for a read that is given up loses replies.
 _READ_TIMEOUT_S = MAX_BLOCK_S + 3.0
+
+#: What Redis answers when it has started anew.
+_NO_FUNCTION = "Function not found"
 
 #: What Redis answers when the stream or the group is gone: to a read, to a read that waited, to XINFO.
 _NO_GROUP = ("NOGROUP", "UNBLOCKED", "no such key")
@@ -68,7 +75,7 @@ class RedisLink:
         url: str,
         streams: Sequence[str] = (),
         group: str = "",
-        command_timeout_s: float = _COMMAND_TIMEOUT_S,
+        command_timeout_s: float = COMMAND_TIMEOUT_S,
     ) -> None:
         self._streams = streams
         self._group = group
@@ -110,22 +117,34 @@ class RedisLink:
         middle = (before + time.monotonic()) / 2
         self._offset_ms = int(seconds) * 1000 + int(microseconds) / 1000 - middle * 1000
 
-    async def send(self, *commands: Command, atomic: bool = False) -> list[Any]:
-        """Send commands in one round trip and return their RESP2 answers; `atomic` means all run or none.
+    async def send(self, *commands: Command) -> list[Any]:
+        """Send commands in one round trip and return their RESP2 answers.
 
-        After Unavailable some of them may have run, unless they are atomic; after a timeout even those.
+        After Unavailable some of them may have run.
         """
-        return await self._with_group(lambda: self._pipeline(commands, atomic=atomic))
+        return await self._with_group(lambda: self._send(commands))
 
-    async def read(self, *command: str | bytes | int | float) -> Any:
-        """Run one command that may wait for up to MAX_BLOCK_S. Cancelling it loses what it was to bring."""
-        run: Callable[..., Awaitable[Any]] = self._connections.reads.execute_command
+    async def _send(self, commands: Sequence[Command]) -> list[Any]:
+        return await self._exchange(self._connections.commands, self._command_timeout_s, commands)
 
-        async def exchange() -> Any:
-            async with self._within(_READ_TIMEOUT_S):
-                return await run(*command)
+    async def read(self, *commands: Command) -> list[Any]:
+        """Like `send`, for commands of which the last one may wait for up to MAX_BLOCK_S."""
+        return await self._with_group(
+            lambda: self._exchange(self._connections.reads, _READ_TIMEOUT_S, commands)
+        )
 
-        return await self._with_group(exchange)
+    async def call(self, function: str, keys: Sequence[str], *args: str | bytes | int) -> Any:
+        """Run a function of `queue.lua`, which is all or nothing; after a timeout it may be all."""
+        library, version = _library()
+        command = ("FCALL", f"{function}_{version}", len(keys), *keys, *args)
+        try:
+            (answer,) = await self.send(command)
+        except Unavailable as exc:
+            if not str(exc.__cause__).endswith(_NO_FUNCTION):
+                raise
+            await self.send(("FUNCTION", "LOAD", "REPLACE", library))
+            (answer,) = await self.send(command)
+        return answer
 
     async def groups(self) -> list[Group]:
         """Where the group stands in each stream, in one round trip.
@@ -157,25 +176,25 @@ class RedisLink:
         """Make the streams and the group where they are not there, so that the group sees every entry."""
         for stream in self._streams:
             try:
-                await self._pipeline([("XGROUP", "CREATE", stream, self._group, "0", "MKSTREAM")])
+                create = ("XGROUP", "CREATE", stream, self._group, "0", "MKSTREAM")
+                await self._send([create])
             except ResponseError as exc:
                 if not str(exc).startswith("BUSYGROUP"):  # it is there
                     raise
             else:
                 log.info("consumer group made", extra={"stream": stream})
 
-    async def _pipeline(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
-        # MULTI by hand and errors as answers: redis-py would quote the failed command in its exception, and
-        # with it a part of somebody's program.
-        pipeline = self._connections.commands.pipeline(transaction=False)
-        for command in [("MULTI",), *commands, ("EXEC",)] if atomic else commands:
+    async def _exchange(self, client: Redis, timeout_s: float, commands: Sequence[Command]) -> list[Any]:
+        # Errors as answers: redis-py would quote the failed command in its exception, and with it a part of
+        # somebody's program.
+        pipeline = client.pipeline(transaction=False)
+        for command in commands:
             pipeline.execute_command(*command)
-        async with self._within(self._command_timeout_s):
+        async with self._within(timeout_s):
             answers: list[Any] = await pipeline.execute(raise_on_error=False)
-            _raise_first_error(answers)
-            if atomic:
-                answers = answers[-1]
-                _raise_first_error(answers)
+            for answer in answers:
+                if isinstance(answer, ResponseError):
+                    raise answer
         return answers
 
     @asynccontextmanager
@@ -210,10 +229,12 @@ def _group(stream: str, name: str, infos: list[list[Any]], pending: list[Any], l
     return Group(stream, waiting, running, taken_total, last_delivered, oldest_needed)
 
 
-def _raise_first_error(answers: Sequence[Any]) -> None:
-    for answer in answers:
-        if isinstance(answer, ResponseError):
-            raise answer
+@functools.cache
+def _library() -> tuple[str, str]:
+    """The functions as Redis loads them, and the end of their names, so that several versions can share a Redis."""
+    text = Path(__file__).with_name("queue.lua").read_text(encoding="utf-8")
+    version = blake2b(text.encode(), digest_size=4).hexdigest()
+    return text.replace("@VERSION@", version), version
 
 
 @contextmanager

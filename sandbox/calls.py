@@ -6,6 +6,7 @@ frozen and refuse unknown fields, so a misspelt limit is an error and never a de
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -42,7 +43,7 @@ class CallStatus(StrEnum):
     TIMEOUT = "timeout"  # wall or CPU limit
     MEMORY_LIMIT = "memory_limit"
     OUTPUT_LIMIT = "output_limit"
-    QUEUE_TIMEOUT = "queue_timeout"  # fault: the deadline passed before it started; safe to send again
+    QUEUE_TIMEOUT = "queue_timeout"  # fault: it waited too long for its deadline; safe to send again
     INTERNAL_ERROR = "internal_error"  # fault: we failed
 
     @property
@@ -127,7 +128,13 @@ def _check_file_name(name: str) -> str:
 FileName = Annotated[str, StringConstraints(min_length=1, max_length=1024), AfterValidator(_check_file_name)]
 #: A constraint makes pydantic look at the characters, so that a lone surrogate, which UTF-8 cannot carry, is refused.
 Text = Annotated[str, StringConstraints(min_length=0)]
-CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:/-]{1,128}$")]
+_CALL_ID = r"^[A-Za-z0-9._:/-]{1,128}$"
+CallId = Annotated[str, StringConstraints(pattern=_CALL_ID)]
+
+
+def is_call_id(text: str) -> bool:
+    """Whether a call can have this id."""
+    return re.fullmatch(_CALL_ID, text) is not None
 
 
 class ToolCall(_Frozen):
@@ -148,7 +155,8 @@ class ToolCall(_Frozen):
         default=60.0,
         gt=0,
         le=86_400,
-        description="Seconds from acceptance until the answer is due; a call not started by then is a `queue_timeout`.",
+        description="Seconds from acceptance until the answer is due. What is left of it bounds the program's time; "
+        "a call that had to wait too long is a `queue_timeout`.",
     )
     priority: Literal["tool", "judge"] = Field(
         default="tool", description="`tool` (a model waits) goes before `judge` (a reward is computed)."
@@ -160,6 +168,10 @@ class ToolCall(_Frozen):
     echo_last_value: bool = Field(
         default=False, description="Print the value of an expression on the last line, as a notebook does."
     )
+
+    def is_again(self, other: ToolCall) -> bool:
+        """Whether this is the same call sent again. Only how soon its answer is due may have changed."""
+        return self == other.model_copy(update={"deadline_s": self.deadline_s, "priority": self.priority})
 
     @field_validator("files")
     @classmethod

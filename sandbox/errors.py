@@ -4,9 +4,10 @@
     ├── InvalidCall       422  the caller's mistake: a bad field, a limit above the server's ceiling
     ├── Unauthorized      401  no API key, or one that is not known
     ├── Forbidden         403  a key that is not good for this
+    ├── NotFound          404  no such call, or its result is forgotten
+    ├── Cancelled         409  somebody asked for the end of this call
     ├── CallTooLarge      413  the request is over the bound on bodies
     ├── Overloaded        429  full; retry after `retry_after_s`
-    ├── Cancelled         409  somebody asked for the end of this call
     ├── Unavailable       503  no Redis, no worker, draining, unreachable; retry
     │   └── AnswerLost     -   inside a client: the connection broke after the call was sent; it may have run; retry
     ├── QueueTimeout      504  the deadline passed before the program started; safe to send again
@@ -60,6 +61,12 @@ class Forbidden(SandboxError):
     """The request's API key lacks the scope that this takes."""
 
     http_status = 403
+
+
+class NotFound(SandboxError):
+    """Nobody knows it, or not any more."""
+
+    http_status = 404
 
 
 class CallTooLarge(SandboxError):
@@ -122,9 +129,10 @@ _ON_THE_WIRE: dict[str, type[SandboxError]] = {
         InvalidCall,
         Unauthorized,
         Forbidden,
+        NotFound,
+        Cancelled,
         CallTooLarge,
         Overloaded,
-        Cancelled,
         Unavailable,
         QueueTimeout,
         InternalError,

@@ -2,41 +2,50 @@
 
 Who is there. Gateways `put` calls into one of two streams, by priority. Workers share both streams by one
 consumer group: `take` hands an entry to one of them, and it stays pending, on lease, until `settle`. Each
-gateway has one list into which workers push the results of its calls, and one task that reads it (`replies`).
+gateway has a stream of replies, into which workers write the results of its calls; each worker has a stream of
+orders, by which gateways tell it what nobody wants any more.
 
-    gateway ── put: XADD ──► stream ── take: XREADGROUP ──► worker
-       ▲                                                       │ renew: XCLAIM JUSTID, while it runs
-       └──── replies: BLMPOP ◄── list ◄── settle: RPUSH, then XACK
+    gateway ── put ──► calls ── take ──► worker
+      ▲ │                                 │ ▲ renew, while it runs
+      │ └──── cancel ─────► orders ───────┼─┘
+      └────── replies ◄───────── settle ──┘
+
+Between them stands a record of each call (`queue.lua` describes it), by the name that its tenant and its id make.
+It says who waits, so that the same call put again, by a caller that tries again or by another gateway, joins the
+one that runs or gets its result, which is kept for a while.
 
 Who may die.
 - A worker: what it held goes idle, and `reclaim` of another worker takes it, with `times_delivered` above 1.
-  So a call may run twice, and its gateway may get two results: it keeps the first, and drops the other by id.
-- A gateway: its clients went with it. Workers settle its calls into a list that expires.
-- Redis: every method raises Unavailable until it is back. If it comes back empty, the streams and the group
-  are made anew by whoever misses them; the gateways' callers see their deadlines pass, and send again.
+  So a call may run twice. The first to settle it wins, and what the second brings is dropped: there is one
+  acknowledgement to be had, and it decides. A worker that was only silent learns from `renew` what it has lost.
+- A gateway: its callers went with it, and come back to another one, where they join. What it had read of its
+  replies and not handled is still in its stream, but nobody reads that any more, and it expires.
+- Redis: every method raises Unavailable until it is back. What `put` was told before that is unknown then, and so
+  is what a new server knows; gateways put again what they still wait for, which the records make harmless.
+
+Each method that changes something for many calls is one function inside of Redis, hence all or nothing and one
+round trip. `put` needs memory and is refused by a full Redis; what makes room again is not.
 
 What keeps the numbers right. The group's lag is the backlog, and the autoscaler reads it. Deleting single
-entries (XDEL) or trimming by length spoils it. So settled entries stay, and `trim` cuts the stream below the
-oldest entry that is still pending. Times are Redis's own: an entry's id begins with the milliseconds of its
-arrival, and deadlines are on that clock, which each process estimates (`now_ms`).
-
-An entry has four fields: `call` (the ToolCall as JSON), `reply_to`, `accepted_ms`, `deadline_ms`. An element
-of a reply list is the call's id, a space, and the ToolResult as JSON, which the gateway need not parse.
+calls (XDEL) or trimming by length spoils it. So settled and cancelled entries stay, and `trim` cuts the stream
+below the oldest entry that is still pending. Times are Redis's own: an entry's id begins with the milliseconds of
+its arrival, and deadlines are on that clock, which each process estimates (`now_ms`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sandbox._redis import MAX_BLOCK_S, Command, RedisLink, by_name
+from sandbox._redis import COMMAND_TIMEOUT_S, MAX_BLOCK_S, Command, RedisLink, by_name
 from sandbox.calls import ToolCall, ToolResult, first_error, parse_call
 from sandbox.errors import InvalidCall
-from sandbox.keys import GROUP, REPLY_TTL_S, Keys
+from sandbox.keys import GROUP, KEEP_JOB_S, KEEP_S, MAIL_TTL_S, Keys
 from sandbox.settings import RedisSettings
 
 log = logging.getLogger(__name__)
@@ -44,24 +53,50 @@ log = logging.getLogger(__name__)
 #: One `take` in so many begins with the `judge` stream, so that a flood of tool calls cannot starve it.
 _FLOOR_SHARE = 8
 
-#: Most replies of one read: enough to share a round trip, and few enough of the largest (12 MB) to hold at once.
-_REPLIES_PER_READ = 32
+#: Most entries of one read; each holds what was settled in one round trip.
+_MAIL_PER_READ = 32
+
+#: Results are kept for less time when Redis is more than half full, and hardly at all when it is nearly full.
+_KEEP_LESS_AT, _KEEP_LEAST_AT, _KEEP_LEAST_S = 0.5, 0.85, 5
 
 #: An idle time beyond any lease, which makes an entry free for the next `reclaim`.
 _LONG_IDLE_MS = 86_400_000
 
-#: Holds what was handed back, so that the worker which gave it up can leave the group.
-_NOBODY = "nobody"
+#: A worker reads or renews every few seconds. One that was wrongly forgotten is back in the group when it does.
+_FORGET_CONSUMER_S = 600
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class QueuedCall:
     """A call as its gateway puts it. Times are `now_ms`."""
 
     call: ToolCall
-    reply_to: str  # id of the gateway process that waits
+    record: str  # see `CallQueue.record`
     accepted_ms: int
     deadline_ms: int
+    is_job: bool = False  # nobody waits; the result is kept for whoever asks
+
+
+class Put(NamedTuple):
+    """What came of putting a call."""
+
+    #: `joined`: it was there; `kept`: with a result already; `other`: the name stands for a different call
+    outcome: Literal["queued", "joined", "kept", "other"]
+    result: bytes = b""  # the ToolResult as JSON, when kept
+
+
+class Found(NamedTuple):
+    """What the queue knows of a call."""
+
+    state: Literal["done", "running", "waiting", "unknown"]
+    detail: bytes = b""  # done: the ToolResult as JSON; running: the worker
+
+
+class Place(NamedTuple):
+    """Where a call lies. An id alone may stand in both streams."""
+
+    stream: str
+    entry_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +105,36 @@ class Delivery:
 
     entry_id: str
     stream: str
-    call: ToolCall
-    reply_to: str
+    record: str
+    call: ToolCall  # `deadline_s` and `priority` are not in it: the times below and the stream say that
     accepted_ms: int
     deadline_ms: int
     times_delivered: int  # 1 for the first worker
+
+    @property
+    def place(self) -> Place:
+        """What tells it from every other delivery."""
+        return Place(self.stream, self.entry_id)
+
+
+class Outcome(NamedTuple):
+    """How a delivery ends."""
+
+    delivery: Delivery
+    result: ToolResult | None  # None: nobody wants one any more
+    is_poison: bool = False  # workers did not survive it: keep the fault, and a dead letter
+
+
+class DeadLetter(BaseModel):
+    """A call that no worker survived."""
+
+    model_config = ConfigDict(frozen=True)
+
+    call: ToolCall
+    tenant: str
+    reason: str
+    times_delivered: int
+    died_ms: int  # Unix time, on Redis's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +185,16 @@ class CallQueue:
     Every coroutine raises Unavailable when Redis does not serve; `open` may also raise ConfigError.
     """
 
-    def __init__(self, settings: RedisSettings) -> None:
+    def __init__(self, settings: RedisSettings, *, timeout_s: float = COMMAND_TIMEOUT_S) -> None:
+        """`timeout_s`: how long Redis may take for what does not wait by itself."""
         self._keys = Keys(settings.namespace)
         self._streams = (self._keys.calls("tool"), self._keys.calls("judge"))
-        self._link = RedisLink(settings.url, self._streams, GROUP)
+        self._link = RedisLink(settings.url, self._streams, GROUP, command_timeout_s=timeout_s)
         self._takes = 0
+        self._keep_s = float(KEEP_S)
+        # What the last read of each brought.
+        self._replies: list[bytes] = []
+        self._orders: list[bytes] = []
 
     async def open(self) -> None:
         """Connect, check the server's version, make streams and group if need be, and read the clock."""
@@ -147,68 +212,165 @@ class CallQueue:
         """Make sure that Redis answers, and set the clock by it."""
         await self._link.read_clock()
 
-    async def put(self, calls: Sequence[QueuedCall]) -> None:
-        """Queue calls in one round trip.
+    def record(self, tenant: str, call_id: str) -> str:
+        """What a call is known by in the whole service."""
+        return self._keys.call(tenant, call_id)
 
-        After Unavailable some of them may be queued all the same. They run, and their replies find nobody.
+    # ---- for gateways ----
+
+    async def put(self, gateway: str, calls: Sequence[QueuedCall]) -> list[Put]:
+        """Queue calls, or join those that are there already; the outcomes are in the order of the calls.
+
+        After Unavailable they may be queued all the same. Putting them again is harmless.
         """
-        await self._link.send(*(_entry(self._keys.calls(queued.call.priority), queued) for queued in calls))
+        jobs = [queued for queued in calls if queued.is_job]
+        others = [queued for queued in calls if not queued.is_job]
+        puts = dict(zip(jobs, await self._put("", KEEP_JOB_S, jobs), strict=True))
+        puts |= zip(others, await self._put(self._keys.replies(gateway), self._keep_s, others), strict=True)
+        return [puts[queued] for queued in calls]
+
+    async def _put(self, waiter: str, keep_s: float, calls: Sequence[QueuedCall]) -> list[Put]:
+        if not calls:
+            return []
+        now_ms, keep_ms = self.now_ms(), int(keep_s * 1000)
+        keys: list[str] = []
+        args: list[str | int] = [waiter]
+        for queued in calls:
+            keys += [self._keys.calls(queued.call.priority), queued.record]
+            body = queued.call.model_dump_json(exclude=_NOT_IN_THE_ENTRY)
+            digest = blake2b(body.encode(), digest_size=16).hexdigest()
+            ttl_ms = max(0, queued.deadline_ms - now_ms) + KEEP_S * 1000
+            args += [digest, body, queued.accepted_ms, queued.deadline_ms, ttl_ms, keep_ms]
+        return [
+            Put(outcome.decode(), *result) for outcome, *result in await self._link.call("put", keys, *args)
+        ]
+
+    async def cancel(self, gateway: str, records: Sequence[str]) -> list[Found]:
+        """Wait no longer for these calls; what nobody else waits for is stopped. Tells what was known before."""
+        return await self._cancel(self._keys.replies(gateway), records)
+
+    async def stop(self, record: str) -> Found:
+        """Stop a call whoever waits for it; each of them gets an empty reply. Tells what was known before."""
+        [found] = await self._cancel("", [record])
+        return found
+
+    async def _cancel(self, waiter: str, records: Sequence[str]) -> list[Found]:
+        answers = await self._link.call("cancel", records, waiter, GROUP, self._keys.orders(""), MAIL_TTL_S)
+        return [Found(state.decode(), *detail) for state, *detail in answers]
+
+    async def look(self, record: str) -> Found:
+        """What is known of a call."""
+        state, *detail = await self._link.call("watch", [record], "", GROUP)
+        return Found(state.decode(), *detail)
+
+    async def watch(self, gateway: str, record: str) -> Found:
+        """Wait for a call that somebody has put; unless it is done or unknown, `replies` will bring it."""
+        state, *detail = await self._link.call("watch", [record], self._keys.replies(gateway), GROUP)
+        return Found(state.decode(), *detail)
+
+    async def replies(self, gateway: str, block_s: float = MAX_BLOCK_S) -> list[tuple[str, bytes]]:
+        """A gateway's results as (record, ToolResult JSON); if there is none, wait `block_s`, at most 1 s.
+
+        What one read brings is forgotten by the next; one that fails or is cancelled loses nothing.
+        """
+        entries = await self._read_mail(self._replies, self._keys.replies(gateway), block_s)
+        return [
+            (record.decode(errors="replace"), result)
+            for flat in entries
+            for record, result in zip(flat[::2], flat[1::2], strict=True)
+        ]
+
+    async def dead_letters(self, count: int) -> list[tuple[str, DeadLetter]]:
+        """The last dead letters, the newest first, by their entry."""
+        (entries,) = await self._link.send(("XREVRANGE", self._keys.dead, "+", "-", "COUNT", count))
+        return [(entry.decode(), DeadLetter.model_validate_json(flat[1])) for entry, flat in entries]
+
+    async def dead_letter(self, entry: str) -> DeadLetter | None:
+        """One of them."""
+        (entries,) = await self._link.send(("XRANGE", self._keys.dead, entry, entry))
+        return DeadLetter.model_validate_json(entries[0][1][1]) if entries else None
+
+    async def drop_dead_letter(self, entry: str) -> bool:
+        """Forget one; whether it was there."""
+        (dropped,) = await self._link.send(("XDEL", self._keys.dead, entry))
+        return bool(dropped)
+
+    # ---- for workers ----
 
     async def take(self, consumer: str, count: int, block_s: float = MAX_BLOCK_S) -> list[Delivery]:
         """Take up to `count` calls, `tool` before `judge`; if there is none, wait `block_s`, at most 1 s.
 
-        Do not cancel it: what it was to bring would lie idle for a lease.
+        Cancelled calls are not handed out, but for one that was cancelled in the moment in which it came. Do not
+        cancel this read: what it was to bring lies idle until you `resume`, or for a lease.
         """
         if count < 1:
             raise ValueError("count must be at least 1, and means free slots")
         self._takes += 1
         streams = self._streams[::-1] if self._takes % _FLOOR_SHARE == 0 else self._streams
-        for stream in streams:
-            # What was taken goes out at once: if another read failed now, it would lie idle for a lease.
-            if taken := await self._read(consumer, count, 0, stream):
-                return taken
-        if block_s <= 0:
-            return []
-        # COUNT is per stream: if both got a call meanwhile, both are brought, also when one was asked for.
-        taken = await self._read(consumer, 1, block_s, *streams)
-        await self.hand_back(taken[count:])
+        taken = await self._deliveries(await self._link.call("take", streams, GROUP, consumer, count))
+        if taken or block_s <= 0:
+            return taken
+        # A function cannot wait. COUNT is per stream: if both got a call meanwhile, both are brought.
+        heads = [">"] * len(streams)
+        block_ms = max(1, int(min(block_s, MAX_BLOCK_S) * 1000))
+        read = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", 1, "BLOCK", block_ms, "STREAMS", *streams)
+        (answer,) = await self._link.read((*read, *heads))
+        taken = await self._deliveries(
+            [(stream, entry, flat, 1) for stream, entries in answer or () for entry, flat in entries]
+        )
+        await self.hand_back(consumer, taken[count:])
         return taken[:count]
 
-    async def settle(self, done: Sequence[tuple[Delivery, ToolResult]]) -> None:
-        """Hand results to the gateways that wait and give up the leases, in one round trip.
+    async def resume(self, consumer: str, held: Collection[Place], count: int) -> list[Delivery]:
+        """What we have taken and do not hold, up to `count`: after a `take` that failed, what its answer was to bring.
 
-        Replies stand before acknowledgements, and all of it is one transaction: a Redis that is out of memory
-        refuses the reply but not the acknowledgement, and the call would be lost. Settling again is harmless.
+        They lie with us for a lease otherwise, and each time would count as a worker that did not survive them.
         """
-        replies: dict[str, list[str]] = defaultdict(list)
-        acks: dict[str, list[str]] = defaultdict(list)
-        for delivery, result in done:
-            replies[delivery.reply_to].append(f"{result.id} {result.model_dump_json()}")
-            acks[delivery.stream].append(delivery.entry_id)
-        commands: list[Command] = []
-        for gateway, elements in replies.items():
-            key = self._keys.replies(gateway)
-            commands += [("RPUSH", key, *elements), ("EXPIRE", key, REPLY_TTL_S)]
-        commands += [("XACK", stream, GROUP, *ids) for stream, ids in acks.items()]
-        if commands:
-            await self._link.send(*commands, atomic=True)
+        # None is missing then that this does not bring: a consumer has no more than it holds and was about to hold.
+        most = len(held) + count + 1
+        places = [part for place in held for part in place]
+        missed = await self._deliveries(
+            await self._link.call("resume", self._streams, GROUP, consumer, most, *places)
+        )
+        await self.hand_back(consumer, missed[count:])
+        return missed[:count]
 
-    async def forget(self, deliveries: Sequence[Delivery]) -> None:
-        """Give up calls that their gateways have answered. A full Redis takes this where it takes no reply."""
-        await self._link.send(*(("XACK", given.stream, GROUP, given.entry_id) for given in deliveries))
+    async def settle(self, done: Sequence[Outcome]) -> list[bool]:
+        """Hand results to the gateways that wait and give up the leases. Settling again is harmless.
 
-    async def renew(self, consumer: str, deliveries: Sequence[Delivery]) -> None:
-        """Begin the leases of running calls anew. One that was settled or trimmed meanwhile is left alone.
-
-        A call that another worker has reclaimed becomes ours again, and then runs at both.
+        Tells of each whether it was ours to settle: else another worker had taken it over and was first.
         """
-        ids: dict[str, list[str]] = defaultdict(list)
-        for delivery in deliveries:
-            ids[delivery.stream].append(delivery.entry_id)
-        claims: list[Command] = [
-            ("XCLAIM", stream, GROUP, consumer, 0, *entries, "JUSTID") for stream, entries in ids.items()
-        ]
-        await self._link.send(*claims)
+        if not done:
+            return []
+        keys, args = [self._keys.dead], [GROUP, str(MAIL_TTL_S)]
+        for delivery, result, is_poison in done:
+            keys += [delivery.stream, delivery.record]
+            is_final = result is not None and (is_poison or not result.status.is_fault)
+            letter = self._letter(delivery, result) if is_poison and result is not None else ""
+            body = "" if result is None else result.model_dump_json()
+            args += [delivery.entry_id, body, str(int(is_final)), letter]
+        return [settled == 1 for settled in await self._link.call("settle", keys, *args)]
+
+    def _letter(self, delivery: Delivery, result: ToolResult) -> str:
+        return DeadLetter(
+            call=delivery.call,
+            tenant=self._keys.tenant(delivery.record),
+            reason=result.reason or "",
+            times_delivered=delivery.times_delivered,
+            died_ms=self.now_ms(),
+        ).model_dump_json()
+
+    async def renew(self, consumer: str, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Begin the leases of running calls anew. Returns those that are not ours any more.
+
+        Another worker has taken them over, they are settled, or nobody wants them: stop running them.
+        """
+        if not deliveries:
+            return []
+        keys = [key for held in deliveries for key in (held.stream, held.record)]
+        entries = [held.entry_id for held in deliveries]
+        renewed = await self._link.call("renew", keys, GROUP, consumer, *entries)
+        return [held for held, ours in zip(deliveries, renewed, strict=True) if not ours]
 
     async def reclaim(self, consumer: str, idle_s: float, count: int) -> list[Delivery]:
         """Take over up to `count` calls that nobody has renewed for `idle_s`.
@@ -217,29 +379,26 @@ class CallQueue:
         """
         # Not XAUTOCLAIM: it looks at ten entries for each one asked for, so that calls which run long hide
         # the idle ones behind them, and it does not tell how often a call was delivered.
-        reclaimed: list[Delivery] = []
         idle_ms = int(idle_s * 1000)
-        for stream in self._streams:
-            if len(reclaimed) == count:
-                break
-            limit = count - len(reclaimed)
-            (idle,) = await self._link.send(("XPENDING", stream, GROUP, "IDLE", idle_ms, "-", "+", limit))
-            if idle:
-                times = {entry_id: delivered + 1 for entry_id, _, _, delivered in idle}
-                (entries,) = await self._link.send(("XCLAIM", stream, GROUP, consumer, idle_ms, *times))
-                reclaimed += await self._deliveries(stream, entries, times)
-        return reclaimed
+        return await self._deliveries(
+            await self._link.call("reclaim", self._streams, GROUP, consumer, idle_ms, count)
+        )
 
-    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
+    async def hand_back(self, consumer: str, deliveries: Sequence[Delivery]) -> None:
         """Give up calls without an answer: the next `reclaim`, of anybody, finds them, and ours does not count."""
-        idle = ("IDLE", _LONG_IDLE_MS)
-        await self._link.send(
-            *(
-                ("XCLAIM", held.stream, GROUP, _NOBODY, 0, held.entry_id, *idle,
-                 "RETRYCOUNT", held.times_delivered - 1, "JUSTID")
-                for held in deliveries
-            )
-        )  # fmt: skip
+        if deliveries:
+            counts = [arg for held in deliveries for arg in (held.entry_id, held.times_delivered)]
+            streams = [held.stream for held in deliveries]
+            await self._link.call("hand_back", streams, GROUP, consumer, _LONG_IDLE_MS, *counts)
+
+    async def forget_consumers(self, idle_s: float = _FORGET_CONSUMER_S) -> None:
+        """Take killed workers out of the group, which Redis keeps: who holds nothing and is silent for so long."""
+        await self._link.call("forget_consumers", self._streams, GROUP, int(idle_s * 1000))
+
+    async def orders(self, consumer: str, block_s: float = MAX_BLOCK_S) -> list[Place]:
+        """The calls that this worker shall stop running; if there is none, wait `block_s`, at most 1 s."""
+        mail = await self._read_mail(self._orders, self._keys.orders(consumer), block_s)
+        return [Place(stream.decode(), entry.decode()) for _, stream, _, entry in mail]
 
     async def trim(self) -> None:
         """Forget settled calls, up to the oldest one that is still pending."""
@@ -248,22 +407,23 @@ class CallQueue:
             *(("XTRIM", group.stream, "MINID", "=", group.oldest_needed) for group in groups)
         )
 
-    async def replies(self, gateway: str, block_s: float = MAX_BLOCK_S) -> list[tuple[str, bytes]]:
-        """A gateway's results as (call id, ToolResult JSON); if there is none, wait `block_s`, at most 1 s.
-
-        Do not cancel it: Redis has already forgotten what it was to bring.
-        """
-        pop: tuple[str | int, ...] = (1, self._keys.replies(gateway), "LEFT", "COUNT", _REPLIES_PER_READ)
-        if block_s > 0:
-            popped = await self._link.read("BLMPOP", max(0.001, min(block_s, MAX_BLOCK_S)), *pop)
-        else:
-            popped = await self._link.read("LMPOP", *pop)
-        if popped is None:
-            return []
-        parts = [element.partition(b" ") for element in popped[1]]
-        if not all(result for _, _, result in parts):
-            log.warning("dropped a reply that is none", extra={"gateway": gateway})
-        return [(call_id.decode(errors="replace"), result) for call_id, _, result in parts if result]
+    async def pulse(self) -> Pulse:
+        """How full Redis is and how far the workers are; sets the clock as `ping` does."""
+        await self._link.read_clock()
+        groups = await self._link.groups()
+        (info,) = await self._link.send(("INFO", "server", "memory"))
+        told = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+        pulse = Pulse(
+            run_id=told["run_id"],
+            used_bytes=int(told["used_memory"]),
+            max_bytes=int(told["maxmemory"]),
+            streams={
+                group.stream.rpartition(":")[2]: StreamPulse(group.waiting, group.running, group.taken_total)
+                for group in groups
+            },
+        )
+        self._keep_s = keep_s(pulse.used_bytes, pulse.max_bytes)
+        return pulse
 
     async def backlog(self) -> Backlog:
         """How many calls wait and run, and how long the oldest of the waiting has waited."""
@@ -314,50 +474,43 @@ class CallQueue:
         infos = (_worker_info(text) for text in announced if text is not None)
         return [info for info in infos if info is not None]
 
-    async def _read(self, consumer: str, count: int, block_s: float, *streams: str) -> list[Delivery]:
+    async def _read_mail(self, handled: list[bytes], key: str, block_s: float) -> list[list[bytes]]:
+        """Entries that are there, without those that the last read brought, which are forgotten."""
+        forget: list[Command] = [("XDEL", key, *handled)] if handled else []
         block = ("BLOCK", max(1, int(min(block_s, MAX_BLOCK_S) * 1000))) if block_s > 0 else ()
-        heads = [">"] * len(streams)
-        answer = await self._link.read(
-            "XREADGROUP", "GROUP", GROUP, consumer, "COUNT", count, *block, "STREAMS", *streams, *heads
-        )
-        taken: list[Delivery] = []
-        for stream, entries in answer or ():
-            taken += await self._deliveries(stream.decode(), entries, {})
-        return taken
+        # From the beginning, not from a cursor: a Redis that has started anew may count from below it.
+        read = ("XREAD", "COUNT", _MAIL_PER_READ, *block, "STREAMS", key, "0")
+        *_, answer = await self._link.read(*forget, read)
+        entries = answer[0][1] if answer else []
+        handled[:] = [entry for entry, _ in entries]
+        return [flat for _, flat in entries]
 
     async def _deliveries(
-        self, stream: str, entries: Sequence[tuple[bytes, list[bytes]]], times: Mapping[bytes, int]
+        self, found: Sequence[tuple[bytes, bytes, list[bytes] | None, int]]
     ) -> list[Delivery]:
         """Read entries that are ours now. What is no call is acknowledged, or it would come back for ever."""
-        taken, garbage = [], []
-        for entry_id, fields in entries:
+        taken: list[Delivery] = []
+        for stream, entry_id, fields, times in found:
             try:
-                taken.append(_delivery(stream, entry_id, fields, times.get(entry_id, 1)))
+                taken.append(_delivery(stream, entry_id, fields or [], times))
             except (KeyError, ValueError, InvalidCall) as exc:
-                garbage.append(entry_id)
                 why = f"{type(exc).__name__}: {exc}"[:200]
                 log.warning(
                     "dropped an entry that is no call", extra={"entry": entry_id.decode(), "why": why}
                 )
-        if garbage:
-            await self._link.send(("XACK", stream, GROUP, *garbage))
+                await self._link.send(("XACK", stream, GROUP, entry_id))
         return taken
 
-    async def pulse(self) -> Pulse:
-        """How full Redis is and how far the workers are; sets the clock as `ping` does."""
-        await self._link.read_clock()
-        groups = await self._link.groups()
-        (info,) = await self._link.send(("INFO", "server", "memory"))
-        told = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
-        return Pulse(
-            run_id=told["run_id"],
-            used_bytes=int(told["used_memory"]),
-            max_bytes=int(told["maxmemory"]),
-            streams={
-                group.stream.rpartition(":")[2]: StreamPulse(group.waiting, group.running, group.taken_total)
-                for group in groups
-            },
-        )
+
+#: What an entry says beside the call, and what a caller that tries again may say anew.
+_NOT_IN_THE_ENTRY = {"deadline_s", "priority"}
+
+
+def keep_s(used_bytes: int, max_bytes: int) -> float:
+    """How long results are kept: less from half of Redis's memory on, and hardly when it is nearly full."""
+    share = used_bytes / max_bytes if max_bytes else 0.0
+    fullness = min(1.0, max(0.0, (share - _KEEP_LESS_AT) / (_KEEP_LEAST_AT - _KEEP_LESS_AT)))
+    return KEEP_S - (KEEP_S - _KEEP_LEAST_S) * fullness
 
 
 def _worker_info(text: bytes) -> WorkerInfo | None:
@@ -369,23 +522,13 @@ def _worker_info(text: bytes) -> WorkerInfo | None:
         return None
 
 
-def _entry(stream: str, queued: QueuedCall) -> Command:
-    return (
-        "XADD", stream, "*",
-        "call", queued.call.model_dump_json(),
-        "reply_to", queued.reply_to,
-        "accepted_ms", queued.accepted_ms,
-        "deadline_ms", queued.deadline_ms,
-    )  # fmt: skip
-
-
-def _delivery(stream: str, entry_id: bytes, flat: list[bytes], times_delivered: int) -> Delivery:
+def _delivery(stream: bytes, entry_id: bytes, flat: list[bytes], times_delivered: int) -> Delivery:
     fields = by_name(flat)
     return Delivery(
         entry_id=entry_id.decode(),
-        stream=stream,
+        stream=stream.decode(),
+        record=fields[b"record"].decode(),
         call=parse_call(fields[b"call"]),
-        reply_to=fields[b"reply_to"].decode(),
         accepted_ms=int(fields[b"accepted_ms"]),
         deadline_ms=int(fields[b"deadline_ms"]),
         times_delivered=times_delivered,

@@ -129,14 +129,6 @@ class WorkerSettings(_Section):
         default=-1, ge=-1, le=65535, description="Port of /metrics. -1: none, 0: a free one."
     )
 
-    @property
-    def recovery_s(self) -> float:
-        """How long after its time the reply to a call can still come, if its worker died.
-
-        A lease; and 10 s in which the others, who look for abandoned calls every second or so, send it on its way back.
-        """
-        return self.lease_s + 10.0
-
 
 def _not_empty(place: Path | str) -> Path | str:
     if place == "":

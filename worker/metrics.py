@@ -42,8 +42,31 @@ class WorkerMetrics:
             "sandbox_worker_jail_failures_total", "Calls that no jail could run.", registry=self.registry
         )
 
-    def settled(self, result: ToolResult) -> None:
-        """Count one result."""
+        self.lost = Counter(
+            "sandbox_worker_lost_calls_total",
+            "Calls killed because they were another worker's by then, or nobody's.",
+            registry=self.registry,
+        )
+        self._second = Counter(
+            "sandbox_worker_second_replies_total",
+            "Results dropped because another one was first, or Redis had lost the call.",
+            registry=self.registry,
+        )
+        self._cancelled = Counter(
+            "sandbox_worker_cancelled_calls_total",
+            "Calls killed because nobody waited for them any more.",
+            registry=self.registry,
+        )
+
+    def settled(self, result: ToolResult | None, was_ours: bool) -> None:
+        """Count one outcome, and by `was_ours` whether it was the one that counts."""
+        if not was_ours:
+            if result is not None:
+                self._second.inc()
+            return
+        if result is None:
+            self._cancelled.inc()
+            return
         self._by_status[result.status].inc()
         self._queue.observe(result.usage.queue_s)
         if not result.status.is_fault:

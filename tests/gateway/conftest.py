@@ -1,12 +1,13 @@
-"""A gateway in this process, over the fake queue and over every Redis that is installed."""
+"""Gateways in this process, with an echo worker behind them, on a real Redis."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,21 +15,21 @@ from uuid import uuid4
 
 import httpx
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
+from gateway.__main__ import ANSWER_S
 from gateway.admission import Admission
 from gateway.app import create_app
 from gateway.gateway import Gateway
 from gateway.metrics import Metrics
 from gateway.pressure import Pressure
 from gateway.readiness import Readiness
-from sandbox.queue import CallQueue
+from sandbox.queue import CallQueue, Pulse, StreamPulse, WorkerInfo
 from sandbox.redis_server import RedisServer, wait_ready
 from sandbox.settings import GatewaySettings, RedisSettings, Settings
 
 from .echo_worker import EchoWorker
-from .fake_queue import FakeQueue
-
-Change: TypeAlias = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
@@ -54,42 +55,73 @@ def start_redis(server: RedisServer, directory: Path) -> subprocess.Popen[bytes]
     return process
 
 
-@pytest.fixture(params=["fake", "redis"])
-def queues(request: pytest.FixtureRequest) -> Callable[[], Any]:
-    """Makes queues that share one memory: the fake one, or a real one on the session's Redis."""
-    if request.param == "fake":
-        fake = FakeQueue()
-        return lambda: fake
-    settings = RedisSettings(url=request.getfixturevalue("redis_url"), namespace=uuid4().hex)
-    return lambda: CallQueue(settings)
+@pytest.fixture
+def redis_of_test(redis_url: str) -> RedisSettings:
+    """The session's Redis, with a namespace of the test's own."""
+    return RedisSettings(url=redis_url, namespace=uuid4().hex)
 
 
 @dataclass
 class Service:
     """A gateway that serves, and how to reach it."""
 
-    gateway: Gateway
-    http: httpx.AsyncClient
+    app: FastAPI
+    http: httpx.AsyncClient  # into the app, past any socket
     worker: EchoWorker
+
+    @property
+    def gateway(self) -> Gateway:
+        gateway: Gateway = self.app.state.gateway
+        return gateway
 
 
 Serve: TypeAlias = Callable[..., Awaitable[Service]]
 
 
 @asynccontextmanager
-async def serving(settings: Settings, queue: Any) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
+async def serving(settings: Settings, queue: CallQueue) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
     """Run an app's lifespan and lend a client of it."""
     app = create_app(settings, queue)
+    async with lent(app) as http:
+        yield app.state.gateway, http
+
+
+@asynccontextmanager
+async def lent(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=30) as http,
     ):
-        yield app.state.gateway, http
+        yield http
 
 
 @asynccontextmanager
-async def working(queue: Any) -> AsyncIterator[EchoWorker]:
+async def listening(service: Service) -> AsyncIterator[tuple[str, int]]:
+    """Serve a gateway on a socket too, for callers who hang up; host and port."""
+    config = uvicorn.Config(
+        service.app, http="httptools", ws="none", lifespan="off", interface="asgi3", log_config=None
+    )
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        await until(lambda: server.started)
+        yield listener.getsockname()
+        server.should_exit = True
+        await task
+
+
+@asynccontextmanager
+async def opened(redis: RedisSettings) -> AsyncIterator[CallQueue]:
+    """A queue of the test's own, to look at what is there."""
+    queue = CallQueue(redis)
+    await queue.open()
+    yield queue
+    await queue.close()
+
+
+@asynccontextmanager
+async def working(queue: CallQueue) -> AsyncIterator[EchoWorker]:
     """Run an echo worker on a queue of its own."""
     await queue.open()
     worker = EchoWorker(queue)
@@ -106,24 +138,29 @@ async def until(true: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
+@asynccontextmanager
+async def bench(redis: RedisSettings) -> AsyncIterator[Serve]:
+    """Starts gateways with these settings, as many as are asked for, and one echo worker for all of them.
+
+    Each is lent when it serves.
+    """
+    async with AsyncExitStack() as exits:
+        worker = await exits.enter_async_context(working(CallQueue(redis)))
+
+        async def start(**changed: dict[str, Any]) -> Service:
+            app = create_app(Settings.model_validate(changed), CallQueue(redis, timeout_s=ANSWER_S))
+            service = Service(app, await exits.enter_async_context(lent(app)), worker)
+            await until(lambda: service.gateway.readiness.obstacle() is None)
+            return service
+
+        yield start
+
+
 @pytest.fixture
-async def serve(queues: Callable[[], Any]) -> AsyncIterator[Serve]:
-    """Starts a gateway and an echo worker with these settings, and waits until they serve."""
-    stops: list[Any] = []
-
-    async def start(**changed: dict[str, Any]) -> Service:
-        worker = working(queues())
-        stops.append(worker)
-        gateway = serving(Settings.model_validate(changed), queues())
-        echo = await worker.__aenter__()
-        stops.append(gateway)
-        running, http = await gateway.__aenter__()
-        await until(lambda: running.readiness.obstacle() is None)
-        return Service(running, http, echo)
-
-    yield start
-    for stop in stops:
-        await stop.__aexit__(None, None, None)
+async def serve(redis_of_test: RedisSettings) -> AsyncIterator[Serve]:
+    """A bench on the session's Redis."""
+    async with bench(redis_of_test) as start:
+        yield start
 
 
 async def nothing() -> None:
@@ -141,6 +178,21 @@ async def make_ready(queue: Any) -> Readiness:
     return readiness
 
 
+class Calm:
+    """The news of a Redis that is idle, and of one worker."""
+
+    async def pulse(self) -> Pulse:
+        idle = StreamPulse(waiting=0, running=0, taken_total=0)
+        return Pulse(run_id="1", used_bytes=0, max_bytes=0, streams={"tool": idle, "judge": idle})
+
+    async def workers(self) -> list[WorkerInfo]:
+        return [EchoWorker(None).info()]
+
+
 async def make_admission(**bounds: int) -> Admission:
     """Admission with nothing in its way but these bounds."""
-    return Admission(GatewaySettings.model_validate(bounds), await make_ready(FakeQueue()), Metrics())
+    readiness = Readiness(Calm(), Pressure(1000, Metrics()), nothing)
+    stop = asyncio.Event()
+    stop.set()
+    await readiness.run(stop)
+    return Admission(GatewaySettings.model_validate(bounds), readiness, Metrics())

@@ -13,17 +13,17 @@ import asyncio
 import os
 import signal
 import sys
-from typing import Any
 
 from sandbox.calls import CallStatus, ToolResult
-from sandbox.queue import CallQueue, Delivery, WorkerInfo
+from sandbox.errors import Unavailable
+from sandbox.queue import CallQueue, Delivery, Outcome, WorkerInfo
 from sandbox.settings import RedisSettings
 
 
 class EchoWorker:
     """Takes calls from a queue and settles them."""
 
-    def __init__(self, queue: Any, name: str = "echo") -> None:
+    def __init__(self, queue: CallQueue, name: str = "echo") -> None:
         self.queue = queue
         self.name = name
         self.seen: list[Delivery] = []
@@ -31,6 +31,7 @@ class EchoWorker:
         self.draining = False
         self._news = asyncio.Condition()
         self._stopping = False
+        self._idle = asyncio.Event()
         self._held: set[asyncio.Task[None]] = set()
 
     def info(self) -> WorkerInfo:
@@ -46,17 +47,24 @@ class EchoWorker:
 
     async def run(self) -> None:
         while not self._stopping:
-            await self.queue.announce(self.info(), ttl_s=30.0)
-            taken = await self.queue.take(self.name, 64, block_s=0.05)
-            async with self._news:
-                self.seen += taken
-                self._news.notify_all()
-            now = [delivery for delivery in taken if delivery.call.code not in {"hold", "lose"}]
-            await self.queue.settle([(delivery, self._result(delivery)) for delivery in now])
-            for delivery in taken:
-                if delivery.call.code == "hold":
-                    self._held.add(asyncio.create_task(self._settle_later(delivery)))
+            try:
+                await self._turn()
+            except Unavailable:
+                await asyncio.sleep(0.05)
+        self._idle.set()
         await asyncio.gather(*self._held)
+
+    async def _turn(self) -> None:
+        await self.queue.announce(self.info(), ttl_s=30.0)
+        taken = await self.queue.take(self.name, 64, block_s=0.05)
+        async with self._news:
+            self.seen += taken
+            self._news.notify_all()
+        now = [delivery for delivery in taken if delivery.call.code not in {"hold", "lose"}]
+        await self.queue.settle([Outcome(delivery, self._result(delivery)) for delivery in now])
+        for delivery in taken:
+            if delivery.call.code == "hold":
+                self._held.add(asyncio.create_task(self._settle_later(delivery)))
 
     async def has_seen(self, calls: int) -> None:
         """Wait until so many calls have arrived here."""
@@ -68,9 +76,14 @@ class EchoWorker:
         self._stopping = True
         self.released.set()
 
+    async def rest(self) -> None:
+        """Take nothing more, though the word that we live stands for a while; what is held stays held."""
+        self._stopping = True
+        await self._idle.wait()
+
     async def _settle_later(self, delivery: Delivery) -> None:
         await self.released.wait()
-        await self.queue.settle([(delivery, self._result(delivery))])
+        await self.queue.settle([Outcome(delivery, self._result(delivery))])
 
     def _result(self, delivery: Delivery) -> ToolResult:
         call = delivery.call

@@ -15,14 +15,14 @@ from gateway.app import create_app
 from gateway.reader import CallReader
 from sandbox.calls import Limits, ToolCall, ToolResult
 from sandbox.errors import InvalidCall
-from sandbox.settings import CeilingSettings, Settings
+from sandbox.queue import CallQueue
+from sandbox.settings import CeilingSettings, RedisSettings, Settings
 
 from .conftest import Serve
-from .fake_queue import FakeQueue
 
 CEILINGS = CeilingSettings(wall_s=5, deadline_s=50, processes=16)
 SETTINGS = Settings(ceilings=CEILINGS)
-DESCRIPTION = create_app(SETTINGS, FakeQueue()).openapi()
+DESCRIPTION = create_app(SETTINGS, CallQueue(RedisSettings(url="unix:///nowhere"))).openapi()
 SCHEMAS = DESCRIPTION["components"]["schemas"]
 READER = CallReader(SETTINGS.gateway, CEILINGS)
 

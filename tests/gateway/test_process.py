@@ -27,17 +27,17 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 from gateway.app import create_app
 from gateway.openapi import add_keys
 from gateway.tenants import scope_of
+from sandbox._redis import _READ_TIMEOUT_S
 from sandbox.api_keys import new_key, stanza
 from sandbox.queue import CallQueue
 from sandbox.redis_server import RedisServer
 from sandbox.settings import GatewaySettings, RedisSettings, Settings
 
 from .conftest import start_redis, working
-from .fake_queue import FakeQueue
 
 HERE = Path(__file__).parent
 BOUNDS = GatewaySettings(max_body_bytes=65_536, max_in_flight=8, max_batch=8)
-DESCRIPTION = create_app(Settings(gateway=BOUNDS), FakeQueue()).openapi()
+DESCRIPTION = create_app(Settings(gateway=BOUNDS), CallQueue(RedisSettings(url="unix:///nowhere"))).openapi()
 API = schemathesis.openapi.from_dict(DESCRIPTION)
 WITH_KEYS = copy.deepcopy(DESCRIPTION)
 add_keys(WITH_KEYS)
@@ -152,7 +152,7 @@ def service_with_keys(redis_url: str, tmp_path_factory: pytest.TempPathFactory) 
 @asynccontextmanager
 async def stack(redis_url: str, **env: str) -> AsyncIterator[tuple[Process, httpx.AsyncClient, Any]]:
     """A gateway process, a client of it, and an echo worker in this process that the test can look into."""
-    namespace = uuid4().hex
+    namespace = env.setdefault("SANDBOX_REDIS__NAMESPACE", uuid4().hex)
     async with AsyncExitStack() as exits:
         worker = await exits.enter_async_context(
             working(CallQueue(RedisSettings(url=redis_url, namespace=namespace)))
@@ -259,6 +259,29 @@ async def test_a_caller_that_hangs_up_leaves_no_trace(redis_url: str) -> None:
             pass
         assert (await http.post("/v1/run", json={"code": "echo"})).status_code == 200
         assert not [event for event in running.events if event.get("level") in {"error", "critical"}]
+
+
+async def test_a_frozen_gateway_loses_no_reply(redis_url: str) -> None:
+    """Replies that came while a gateway was stopped for longer than its reads take are all there afterwards.
+
+    Another gateway serves meanwhile.
+    """
+    namespace = uuid4().hex
+    async with stack(redis_url, SANDBOX_REDIS__NAMESPACE=namespace) as (running, http, worker):
+        calls = {"calls": [{"id": str(number), "code": "hold"} for number in range(100)]}
+        held = asyncio.create_task(http.post("/v1/batch", json=calls))
+        await worker.has_seen(100)
+        running.process.send_signal(signal.SIGSTOP)
+        worker.released.set()
+        frozen_until = time.monotonic() + _READ_TIMEOUT_S + 1
+        with gateway(redis_url, namespace) as other:
+            await asyncio.to_thread(wait_ready, await asyncio.to_thread(lambda: other.url))
+            async with httpx.AsyncClient(base_url=other.url, timeout=30) as elsewhere:
+                assert (await elsewhere.post("/v1/run", json={"code": "echo"})).status_code == 200
+            await asyncio.sleep(frozen_until - time.monotonic())  # so long it has to be
+        running.process.send_signal(signal.SIGCONT)
+        results = (await held).json()["results"]
+        assert [result.get("status") for result in results] == ["ok"] * 100
 
 
 async def test_full(redis_url: str) -> None:

@@ -1,4 +1,4 @@
-"""What readiness makes of the news of Redis and the workers, over the fake queue and over real servers."""
+"""What readiness makes of the news of Redis and the workers, over real servers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from sandbox.calls import ToolCall
 from sandbox.errors import Unavailable
 from sandbox.keys import Keys
 from sandbox.queue import CallQueue, Pulse, QueuedCall
-from sandbox.settings import Settings
+from sandbox.settings import RedisSettings, Settings
 
-from .conftest import make_ready, until
+from .conftest import make_ready, opened, until
 from .echo_worker import EchoWorker
-from .fake_queue import FakeQueue
 
 
 class Watched(CallQueue):
@@ -55,8 +54,9 @@ class Watch:
     async def put(self) -> None:
         """Put a call as the batcher does."""
         now_ms = self.queue.now_ms()
+        call = QueuedCall(ToolCall(code="echo"), self.queue.record("", "echo"), now_ms, now_ms + 60_000)
         try:
-            await self.queue.put([QueuedCall(ToolCall(code="echo"), "somebody", now_ms, now_ms + 60_000)])
+            await self.queue.put("somebody", [call])
         except Unavailable as exc:
             self.readiness.lost(exc.message)
 
@@ -159,33 +159,37 @@ async def test_a_new_server_is_told_once(watch: Watch) -> None:
 
 
 async def test_a_late_call_is_run_by_nobody(watch: Watch) -> None:
-    """What proves that puts work is past its deadline when it is put, and it is one call."""
+    """What proves that puts work is past its deadline when it is put, cancelled at once, and one call."""
     watch.readiness.lost("a put failed")
     await watch.shows("")
     await watch.asked_again()
-    [late] = await watch.queue.take("w", 10)
-    assert late.deadline_ms < watch.queue.now_ms()
+    assert (await watch.queue.backlog()).waiting == 1
+    assert await watch.queue.take("w", 10, block_s=0) == []
+    assert (await watch.queue.backlog()).running == 0
 
 
-async def test_a_silent_redis_counts_as_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_redis_counts_as_away(
+    redis_of_test: RedisSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When questions hang without an error, readiness ends once the last answer is too old."""
-    readiness = await make_ready(FakeQueue())
+    async with opened(redis_of_test) as queue:
+        readiness = await make_ready(queue)
     monkeypatch.setattr(readiness_module, "FRESH_S", 0.0)
     obstacle = readiness.obstacle()
     assert obstacle is not None
     assert "silent" in obstacle.sentence
 
 
-async def test_slots_are_those_of_workers_that_take_calls() -> None:
+async def test_slots_are_those_of_workers_that_take_calls(redis_of_test: RedisSettings) -> None:
     """A draining worker's slots count no more, and without any other there is no worker."""
-    queue = FakeQueue()
-    readiness = await make_ready(queue)
-    assert readiness.slots == 64
-    worker = EchoWorker(queue)
-    worker.draining = True
-    await queue.announce(worker.info(), ttl_s=60)
-    stop = asyncio.Event()
-    stop.set()
-    await readiness.run(stop)
+    async with opened(redis_of_test) as queue:
+        readiness = await make_ready(queue)
+        assert readiness.slots == 64
+        worker = EchoWorker(queue)
+        worker.draining = True
+        await queue.announce(worker.info(), ttl_s=60)
+        stop = asyncio.Event()
+        stop.set()
+        await readiness.run(stop)
     assert readiness.slots == 0
     assert readiness.obstacle() == Obstacle("no_worker", "no worker is alive")

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.metrics import Metrics
-from gateway.replies import BACK_OFF_S, Answer, Reply, ReplyRouter, read_reply
+from gateway.replies import BACK_OFF_S, LATE_S, Reply, ReplyRouter, Waiting, read_reply
 from gateway.routes import _item, _line
-from sandbox.calls import CallStatus, Limits, ToolCall, ToolResult
-from sandbox.errors import InvalidCall, Unavailable
+from sandbox.calls import CallStatus, ToolCall, ToolResult
+from sandbox.errors import Cancelled, InvalidCall, Unavailable
+from sandbox.keys import Keys
+from sandbox.queue import QueuedCall
 
 from .conftest import until
 
@@ -43,9 +45,32 @@ class Inbox:
         return incoming
 
 
-def make_router(inbox: Inbox | None = None, margin_s: float = 60.0) -> tuple[ReplyRouter, Metrics]:
-    metrics = Metrics()
-    return ReplyRouter(inbox or Inbox(), "gateway", margin_s, metrics), metrics
+class Bench:
+    """A router and what it says is overdue."""
+
+    def __init__(self) -> None:
+        self.inbox = Inbox()
+        self.metrics = Metrics()
+        self.overdue: list[str] = []
+        self.over: list[str] = []
+        self.router = ReplyRouter(
+            self.inbox,  # type: ignore[arg-type]
+            "gateway",
+            self.metrics,
+            lambda waiting: self.overdue.append(waiting.record),
+            lambda queued: self.over.append(queued.record),
+        )
+
+    def expect(self, name: str, deadline_s: float = 60.0) -> Waiting:
+        call = ToolCall(id=name, code="", deadline_s=deadline_s)
+        return self.router.expect(QueuedCall(call, record(name), 0, 0))
+
+    def value(self, name: str) -> float:
+        return value(self.metrics, name)
+
+
+def record(name: str) -> str:
+    return Keys("test").call("tenant", name)
 
 
 def value(metrics: Metrics, name: str) -> float:
@@ -63,7 +88,7 @@ def reply(call_id: str, stdout: str = "") -> bytes:
 def test_the_status_is_found_without_reading_the_rest(result: ToolResult) -> None:
     """The bytes of a worker's result pass unchanged, with the status that is in them."""
     raw = result.model_dump_json().encode()
-    assert read_reply(result.id, raw) == Reply(result.status, raw)
+    assert read_reply(record(result.id), raw) == Reply(result.status, raw)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -72,13 +97,12 @@ def test_other_json_of_the_same_result_is_read_too(result: ToolResult) -> None:
     """A worker that writes its fields in another order or with spaces is understood, and the bytes are ours."""
     fields = json.loads(result.model_dump_json())
     raw = json.dumps(dict(reversed(fields.items()))).encode()
-    assert read_reply(result.id, raw) == Reply(result.status, result.model_dump_json().encode())
+    assert read_reply(record(result.id), raw) == Reply(result.status, result.model_dump_json().encode())
 
 
 @pytest.mark.parametrize(
     "raw",
     [
-        b"",
         b"garbage",
         b'{"id":"a","status":"wonderful"}',
         b'{"id":"b","status":"ok"}',
@@ -87,7 +111,8 @@ def test_other_json_of_the_same_result_is_read_too(result: ToolResult) -> None:
 )
 def test_what_is_no_result_becomes_a_fault(raw: bytes) -> None:
     """A reply that cannot be read, or is another call's, is answered internal_error and never passed on."""
-    answer = read_reply("a", raw)
+    answer = read_reply(record("a"), raw)
+    assert isinstance(answer, Reply)
     result = ToolResult.model_validate_json(answer.raw)
     assert answer.status is result.status is CallStatus.INTERNAL_ERROR
     assert result.reason == "the worker's reply could not be read"
@@ -112,103 +137,128 @@ def test_lines_carry_items_through_any_chunking(
     assert read == [json.loads(raw) for raw in raws]
 
 
+def test_an_empty_reply_is_an_end_that_was_asked_for() -> None:
+    """Whoever waits for a call that somebody has stopped gets Cancelled."""
+    assert isinstance(read_reply(record("a"), b""), Cancelled)
+
+
 async def test_each_reply_finds_its_future() -> None:
-    """Replies of one read go to the futures of their ids, in whatever order they come."""
-    inbox = Inbox()
-    router, metrics = make_router(inbox)
-    futures = {name: router.expect(ToolCall(id=name, code=""))[0] for name in "abc"}
+    """Replies of one read go to the futures of their records, in whatever order they come."""
+    bench = Bench()
+    futures = {name: bench.expect(name).future for name in "abc"}
     stop = asyncio.Event()
-    run = asyncio.create_task(router.run(stop))
-    inbox.incoming.put_nowait([(name, reply(name)) for name in "cab"])
+    run = asyncio.create_task(bench.router.run(stop))
+    bench.inbox.incoming.put_nowait([(record(name), reply(name)) for name in "cab"])
     for name, future in futures.items():
         assert await future == Reply(CallStatus.OK, reply(name))
     stop.set()
-    inbox.incoming.put_nowait([])
+    bench.inbox.incoming.put_nowait([])
     await run
-    assert len(router) == 0
-    assert value(metrics, "sandbox_gateway_call_seconds_count") == 3
+    assert len(bench.router) == 0
+    assert bench.value("sandbox_gateway_call_seconds_count") == 3
 
 
 async def test_a_second_reply_is_dropped_and_counted() -> None:
-    """A call that ran twice is answered by the first result; the other one is counted and nothing else."""
-    router, metrics = make_router()
-    future, _ = router.expect(ToolCall(id="a", code=""))
-    router.answer("a", Reply(CallStatus.OK, b"first"))
-    router.answer("a", Reply(CallStatus.OK, b"second"))
-    assert await future == Reply(CallStatus.OK, b"first")
-    assert value(metrics, "sandbox_gateway_replies_dropped_total") == 1
+    """What nobody waits for is counted and nothing else."""
+    bench = Bench()
+    waiting = bench.expect("a")
+    bench.router.answer(record("a"), Reply(CallStatus.OK, b"first"))
+    bench.router.answer(record("a"), Reply(CallStatus.OK, b"second"))
+    assert await waiting.future == Reply(CallStatus.OK, b"first")
+    assert bench.value("sandbox_gateway_replies_dropped_total") == 1
 
 
-async def test_a_lost_reply_becomes_a_fault() -> None:
-    """A call whose reply never comes is answered after its deadline, its wall limit and the margin."""
-    router, metrics = make_router(margin_s=0.01)
-    call = ToolCall(id="a", code="", deadline_s=0.02, limits=Limits(wall_s=0.03))
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
-    answer = await router.expect(call)[0]
-    assert loop.time() - begun >= 0.059
+async def test_a_call_is_overdue_soon_after_its_deadline() -> None:
+    """The gateway is told once the deadline has passed, and then nobody waits for what may be put."""
+    bench = Bench()
+    begun = asyncio.get_running_loop().time()
+    waiting = bench.expect("a", deadline_s=0.02)
+    assert bench.router.is_wanted(record("a"))
+    await until(lambda: bench.overdue)
+    assert asyncio.get_running_loop().time() - begun >= 0.02 + LATE_S - 0.01
+    assert not bench.router.is_wanted(record("a"))
+    assert not waiting.future.done()
+    bench.router.answer(record("a"), Reply(CallStatus.OK, b""))
+    assert await waiting.future == Reply(CallStatus.OK, b"")
+
+
+async def test_what_nobody_explains_becomes_a_fault() -> None:
+    """A call of which nothing is known is answered before its deadline has passed by a second."""
+    bench = Bench()
+    begun = asyncio.get_running_loop().time()
+    answer = await bench.expect("a", deadline_s=0.02).future
+    assert asyncio.get_running_loop().time() - begun < 1.02
     assert isinstance(answer, Reply)
     result = ToolResult.model_validate_json(answer.raw)
-    assert (result.id, result.status, result.reason) == (
-        "a",
-        CallStatus.INTERNAL_ERROR,
-        "no reply came within 0.06 s",
-    )
-    assert value(metrics, "sandbox_gateway_replies_lost_total") == 1
-    router.answer("a", Reply(CallStatus.OK, b"too late"))
-    assert value(metrics, "sandbox_gateway_replies_dropped_total") == 1
+    assert (result.id, result.status) == ("a", CallStatus.INTERNAL_ERROR)
+    assert bench.value("sandbox_gateway_replies_lost_total") == 1
+    bench.router.answer(record("a"), Reply(CallStatus.OK, b"too late"))
+    assert bench.value("sandbox_gateway_replies_dropped_total") == 1
 
 
-async def test_an_answered_call_is_not_given_up_later() -> None:
-    """The end of a call's patience does nothing when its answer was there before."""
-    router, metrics = make_router(margin_s=0.0)
-    limits = Limits(wall_s=0.01)
-    router.expect(ToolCall(id="a", code="", deadline_s=0.01, limits=limits))
-    later, _ = router.expect(ToolCall(id="b", code="", deadline_s=0.02, limits=limits))
-    router.answer("a", Reply(CallStatus.OK, b""))
-    await later
-    assert value(metrics, "sandbox_gateway_replies_lost_total") == 1
-    assert value(metrics, "sandbox_gateway_replies_dropped_total") == 0
+async def test_an_answered_call_is_never_overdue() -> None:
+    """The end of a call's patience does nothing when its answer was there before, or its caller has gone."""
+    bench = Bench()
+    bench.expect("a", deadline_s=0.01)
+    gone = bench.expect("b", deadline_s=0.01)
+    later = bench.expect("c", deadline_s=0.02)
+    bench.router.answer(record("a"), Reply(CallStatus.OK, b""))
+    assert bench.router.leave(gone)
+    await later.future
+    assert bench.overdue == [record("c")]
+    assert bench.value("sandbox_gateway_replies_lost_total") == 1
+
+
+async def test_the_last_to_leave_is_told() -> None:
+    """A call is to be cancelled when its last caller goes, and never when its answer is there."""
+    bench = Bench()
+    call = ToolCall(id="a", code="")
+    waiting = bench.expect("a")
+    assert bench.router.join(record("a"), call) is waiting
+    assert not bench.router.leave(waiting)
+    assert bench.router.leave(waiting)
+    assert len(bench.router) == 0
+    answered = bench.expect("a")
+    bench.router.answer(record("a"), Reply(CallStatus.OK, b""))
+    assert not bench.router.leave(answered)
 
 
 async def test_the_reader_outlives_redis() -> None:
     """While Redis is away the reader tries again and again, and replies arrive once it is back."""
-    inbox = Inbox()
-    router, _ = make_router(inbox)
-    future, _ = router.expect(ToolCall(id="a", code=""))
+    bench = Bench()
+    waiting = bench.expect("a")
     stop = asyncio.Event()
-    run = asyncio.create_task(router.run(stop))
+    run = asyncio.create_task(bench.router.run(stop))
     for _ in range(2):
-        inbox.incoming.put_nowait(Unavailable("gone"))
-    inbox.incoming.put_nowait([("a", reply("a"))])
+        bench.inbox.incoming.put_nowait(Unavailable("gone"))
+    bench.inbox.incoming.put_nowait([(record("a"), reply("a"))])
     begun = asyncio.get_running_loop().time()
-    assert isinstance(await future, Reply)
+    assert isinstance(await waiting.future, Reply)
     assert asyncio.get_running_loop().time() - begun >= 2 * BACK_OFF_S - 0.01
     stop.set()
-    inbox.incoming.put_nowait([])
+    bench.inbox.incoming.put_nowait([])
     await run
 
 
 async def test_the_reader_never_cancels_a_read() -> None:
     """Told to stop, the reader ends after the read at hand and delivers what that brought."""
-    inbox = Inbox()
-    router, _ = make_router(inbox)
-    future, _ = router.expect(ToolCall(id="a", code=""))
+    bench = Bench()
+    waiting = bench.expect("a")
     stop = asyncio.Event()
-    run = asyncio.create_task(router.run(stop))
-    await until(lambda: inbox.reads)
+    run = asyncio.create_task(bench.router.run(stop))
+    await until(lambda: bench.inbox.reads)
     stop.set()
-    inbox.incoming.put_nowait([("a", reply("a"))])
+    bench.inbox.incoming.put_nowait([(record("a"), reply("a"))])
     await run
-    assert isinstance(future.result(), Reply)
-    assert inbox.reads == 1
+    assert isinstance(waiting.future.result(), Reply)
+    assert bench.inbox.reads == 1
 
 
 async def test_abandon_answers_everybody() -> None:
     """At the end nobody is left waiting."""
-    router, _ = make_router()
-    futures: list[asyncio.Future[Answer]] = [router.expect(ToolCall(id=name, code=""))[0] for name in "ab"]
-    assert router.abandon("the end") == 2
+    bench = Bench()
+    futures = [bench.expect(name).future for name in "ab"]
+    assert bench.router.abandon("the end") == 2
     for future in futures:
         answer = await future
         assert isinstance(answer, Unavailable)
@@ -217,12 +267,22 @@ async def test_abandon_answers_everybody() -> None:
 
 async def test_an_id_in_flight_means_one_call() -> None:
     """The same call shares the future, a different one under its id is refused, and the id is free afterwards."""
-    router, _ = make_router()
-    call = ToolCall(id="a", code="1")
-    future, is_new = router.expect(call)
-    assert is_new
-    assert router.expect(ToolCall(id="a", code="1")) == (future, False)
+    bench = Bench()
+    waiting = bench.expect("a")
+    again = ToolCall(id="a", code="", deadline_s=1, priority="judge")
+    assert bench.router.join(record("a"), again) is waiting
     with pytest.raises(InvalidCall, match="different call"):
-        router.expect(ToolCall(id="a", code="2"))
-    router.answer("a", Reply(CallStatus.OK, b""))
-    assert router.expect(ToolCall(id="a", code="2"))[1]
+        bench.router.join(record("a"), ToolCall(id="a", code="2"))
+    bench.router.answer(record("a"), Reply(CallStatus.OK, b""))
+    assert bench.router.join(record("a"), again) is None
+
+
+async def test_a_call_that_is_watched_may_be_put_here() -> None:
+    """Who asks for a call that another gateway has put, and who then sends it here, wait for the same answer."""
+    bench = Bench()
+    watching = bench.router.watch(record("a"), "a")
+    assert bench.router.join(record("a"), ToolCall(id="a", code="")) is None
+    assert bench.expect("a") is watching
+    assert not bench.router.leave(watching)
+    bench.router.answer(record("a"), Reply(CallStatus.OK, b""))
+    assert await watching.future == Reply(CallStatus.OK, b"")

@@ -19,10 +19,10 @@ from gateway.metrics import Metrics
 from gateway.tenants import KeyRing, Tenant, scope_of
 from sandbox.api_keys import TENANT_PATTERN, new_key, stanza
 from sandbox.errors import ConfigError
-from sandbox.settings import GatewaySettings, Settings
+from sandbox.queue import CallQueue
+from sandbox.settings import GatewaySettings, RedisSettings, Settings
 
 from .conftest import Serve, Service, until
-from .fake_queue import FakeQueue
 
 RUN, ADMIN, BOTH = new_key(), new_key(), new_key()
 FILE = f"""
@@ -133,6 +133,7 @@ NEEDS = {
     "/v1/jobs": "run",
     "/v1/jobs/a": "run",
     "/v1/jobs/a/b": "run",
+    "/v1/jobs/{call_id:path}": "run",
     "/metrics": "admin",
     "/v1/dead": "admin",
     "/v1/dead/1-1": "admin",
@@ -167,7 +168,7 @@ async def test_each_path_needs_its_scope(
 
 def test_every_route_is_listed() -> None:
     """A route of the app that is open or needs `run` is so on purpose: it stands in the table above."""
-    app = create_app(Settings(), FakeQueue())
+    app = create_app(Settings(), CallQueue(RedisSettings(url="unix:///nowhere")))
     paths = {getattr(route, "path", "") for route in app.routes}
     assert {path for path in paths if scope_of(path) != "admin"} <= NEEDS.keys()
 
@@ -232,7 +233,10 @@ def test_a_file_that_is_broken_at_the_start_stops_it(keys_file: Path, what: str)
     """The start is refused with the file's name, and no key or digest is quoted."""
     keys_file.write_bytes(BROKEN[what].encode(errors="surrogateescape"))
     with pytest.raises(ConfigError) as caught:
-        create_app(Settings(gateway=GatewaySettings(keys_file=str(keys_file))), FakeQueue())
+        create_app(
+            Settings(gateway=GatewaySettings(keys_file=str(keys_file))),
+            CallQueue(RedisSettings(url="unix:///nowhere")),
+        )
     assert str(keys_file) in caught.value.message
     assert not [line for line in FILE.splitlines() if "sha256" in line and line in caught.value.message]
 
@@ -270,18 +274,23 @@ async def test_a_file_that_breaks_later_leaves_the_keys(
 
 def test_the_description_has_the_keys(keys_file: Path) -> None:
     """With keys on, /openapi.json says how one is shown, which routes need none, and what refusals look like."""
-    described = create_app(Settings(gateway=GatewaySettings(keys_file=str(keys_file))), FakeQueue()).openapi()
+    described = create_app(
+        Settings(gateway=GatewaySettings(keys_file=str(keys_file))),
+        CallQueue(RedisSettings(url="unix:///nowhere")),
+    ).openapi()
     assert described["components"]["securitySchemes"].keys() == {"bearer", "header"}
     assert described["security"] == [{"bearer": []}, {"header": []}]
     for path, operations in described["paths"].items():
-        for operation in operations.values():
+        for method, operation in operations.items():
+            if method == "parameters":
+                continue  # of the path, whatever the method
             if scope_of(path) is None:
                 assert operation["security"] == []
                 assert not {"401", "403"} & operation["responses"].keys()
             else:
                 assert "security" not in operation
                 assert repr(scope_of(path)) in operation["responses"]["403"]["description"]
-    plain = create_app(Settings(), FakeQueue()).openapi()
+    plain = create_app(Settings(), CallQueue(RedisSettings(url="unix:///nowhere"))).openapi()
     assert "securitySchemes" not in plain["components"]
     assert "401" not in plain["paths"]["/v1/run"]["post"]["responses"]
 

@@ -1,4 +1,4 @@
-"""`python -m worker` as a process of its own: how it starts, and how signals end it at every moment."""
+"""`python -m worker` as a process of its own: how it starts, how signals end it, and whom it outlives or obeys."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from sandbox.calls import CallStatus, Limits, ToolCall, ToolResult
 from sandbox.jail.cgroups import FOLDER, find_place
 from sandbox.keys import Keys
+from sandbox.queue import CallQueue, Outcome, QueuedCall
+from tests.system.processes import Process, alive, until
+
+GATEWAY = "gateway"
 
 
 @contextmanager
@@ -63,6 +70,35 @@ def wait_line(process: subprocess.Popen[str], event: str) -> None:
     pytest.fail(f"it ended without {event!r}")
 
 
+@pytest.fixture
+async def queue(any_redis) -> AsyncIterator[CallQueue]:
+    """The queue as a gateway and another worker have it."""
+    queue = CallQueue(any_redis.settings)
+    await queue.open()
+    yield queue
+    await queue.close()
+
+
+async def put(queue: CallQueue, code: str) -> str:
+    """Queue one call; its record."""
+    now_ms = queue.now_ms()
+    call = ToolCall(code=code, limits=Limits(wall_s=60))
+    queued = QueuedCall(call, queue.record("", call.id), now_ms, now_ms + 120_000)
+    await queue.put(GATEWAY, [queued])
+    return queued.record
+
+
+def sleeper(mark: str, seconds: int) -> str:
+    """A program that the whole machine knows by a mark."""
+    inner = f"import time; time.sleep({seconds})"
+    return f"import os, sys\nos.execv(sys.executable, [sys.executable, '-c', {inner!r}, {mark!r}])"
+
+
+def programs(mark: str) -> list[Process]:
+    """Those that run."""
+    return [process for process in alive() if mark in process.command]
+
+
 async def test_a_signal_during_the_start_leaves_nothing(any_redis) -> None:
     """Asked to end while its first jail starts, a worker exits 0 and takes jails and control groups with it."""
     with worker(any_redis.settings.url) as process:
@@ -105,3 +141,50 @@ def test_a_refused_start_is_one_sentence(name: str, value: str, words: str) -> N
     assert said.startswith("worker: ")
     assert words in said
     assert "Traceback" not in log
+
+
+async def test_a_call_that_nobody_waits_for_ends_at_once(any_redis, queue) -> None:
+    """From the caller's going to the death of its program takes a tenth of a second, and no heartbeat."""
+    mark = uuid4().hex
+    with worker(any_redis.settings.url, SANDBOX_WORKER__LEASE_S="3600") as process:
+        wait_line(process, "serving")
+        record = await put(queue, sleeper(mark, 60))
+        until(lambda: programs(mark), "the program")
+        gone_at = time.monotonic()
+        await queue.cancel(GATEWAY, [record])
+        until(lambda: not programs(mark), "its end")
+        assert time.monotonic() - gone_at < 1
+        await put(queue, "print('next')")
+        [(_, result)] = await replies(queue)
+        assert ToolResult.model_validate_json(result).stdout == "next\n"
+
+
+@pytest.mark.parametrize("seconds", [60, 2], ids=["runs on", "ends meanwhile"])
+async def test_a_worker_that_was_frozen_takes_nothing_back(any_redis, queue, seconds: int) -> None:
+    """What another worker has answered meanwhile is killed, or its result dropped, and the worker goes on."""
+    mark = uuid4().hex
+    with worker(any_redis.settings.url, SANDBOX_WORKER__LEASE_S="1") as process:
+        wait_line(process, "serving")
+        await put(queue, sleeper(mark, seconds))
+        until(lambda: programs(mark), "the program")
+        process.send_signal(signal.SIGSTOP)
+        if seconds == 2:
+            until(lambda: not programs(mark), "its end")
+        theirs = []
+        while not theirs:
+            theirs = await queue.reclaim("other", 1, 1)
+        result = ToolResult(id=theirs[0].call.id, status=CallStatus.OK, exit_code=0, worker="other")
+        assert await queue.settle([Outcome(theirs[0], result)]) == [True]
+        process.send_signal(signal.SIGCONT)
+        until(lambda: not programs(mark), "its end")
+        [(_, first)] = await replies(queue)
+        assert ToolResult.model_validate_json(first) == result
+        record = await put(queue, "print('next')")
+        assert [name for name, _ in await replies(queue)] == [record]
+
+
+async def replies(queue: CallQueue) -> list[tuple[str, bytes]]:
+    """The next ones."""
+    while True:
+        if found := await queue.replies(GATEWAY):
+            return found

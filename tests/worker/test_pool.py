@@ -187,7 +187,8 @@ async def test_a_jail_that_will_not_start(light_pool: JailPool, monkeypatch: pyt
 
 
 async def test_cancelled_calls_give_their_slots_back(light_pool: JailPool) -> None:
-    """A cancelled call is killed before its slot serves again."""
+    """A cancelled call is killed before its slot serves again, and its jail serves on."""
+    jail = jail_of(light_pool)
     calls = [asyncio.create_task(light_pool.run(call(SLEEP))) for _ in range(SLOTS)]
     await running(light_pool, SLOTS)
     for task in calls:
@@ -197,6 +198,16 @@ async def test_cancelled_calls_give_their_slots_back(light_pool: JailPool) -> No
     )
     assert all(slot.group.is_empty() for slot in light_pool._slots.free)
     assert len(light_pool._slots.free) == SLOTS
+    assert (await light_pool.run(call("print(1)"))).stdout == "1\n"
+    assert jail_of(light_pool) is jail
+    assert not jail.is_broken
+
+
+async def test_a_millisecond_is_a_limit(light_pool: JailPool) -> None:
+    """As little as may be left of a deadline ends a program like any other limit."""
+    result = await light_pool.run(call(SLEEP, wall_s=0.001))
+    assert (result.status, result.signal) == ("timeout", signal.SIGKILL)
+    assert (await light_pool.run(call("print(1)"))).stdout == "1\n"
 
 
 async def test_close_while_calls_run() -> None:

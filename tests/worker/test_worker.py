@@ -13,13 +13,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from sandbox.calls import CallStatus, ToolCall, ToolResult
+from sandbox.calls import CallStatus, Limits, ToolCall, ToolResult, Usage
 from sandbox.errors import JailError, Unavailable
 from sandbox.keys import GROUP, Keys
-from sandbox.queue import CallQueue, QueuedCall
+from sandbox.queue import CallQueue, Delivery, Outcome, QueuedCall
 from sandbox.settings import WorkerSettings
+from worker import worker as worker_module
 from worker.metrics import WorkerMetrics
-from worker.worker import MOST_DELIVERIES, RETRY_S, Worker, first_of
+from worker.worker import MOST_DELIVERIES, RETRY_S, Worker, cut_short, first_of
 
 GATEWAY = "gateway"
 TOOL = Keys("test").calls("tool")
@@ -45,12 +46,16 @@ class Watch:
 
 
 class Pool(Watch):
-    """Plays programs: `hold` runs until it is let go, `break` breaks its jail, `bug` fails; others print themselves."""
+    """Plays programs: `hold` runs until it is let go, `endless` until its limit, `break` breaks its jail, `bug` fails.
+
+    Others print themselves.
+    """
 
     def __init__(self, slots: int) -> None:
         super().__init__()
         self.host = SimpleNamespace(slots=slots, level="namespaces")
         self.began: list[str] = []  # the code of each call that was started
+        self.given_s: list[float] = []  # and its limit
         self.killed: list[str] = []
         self.most = 0
         self._holds = True
@@ -74,6 +79,7 @@ class Pool(Watch):
     async def run(self, call: ToolCall) -> ToolResult:
         """As `JailPool.run`."""
         self.began.append(call.code)
+        self.given_s.append(call.limits.wall_s)
         self._running[call.id] = end = asyncio.Event()
         self.most = max(self.most, self.running)
         self.changed()
@@ -85,6 +91,9 @@ class Pool(Watch):
         finally:
             del self._running[call.id]
             self.changed()
+        if call.code == "endless":
+            usage = Usage(wall_s=call.limits.wall_s, cpu_s=0.5)
+            return ToolResult(id=call.id, status=CallStatus.TIMEOUT, signal=9, usage=usage)
         return ToolResult(id=call.id, status=CallStatus.OK, exit_code=0, stdout=call.code)
 
     async def _play(self, code: str, end: asyncio.Event) -> None:
@@ -104,8 +113,11 @@ class SeenQueue(CallQueue, Watch):
         Watch.__init__(self)
         self.tried: Counter[str] = Counter()
         self.did: Counter[str] = Counter()
-        self.is_full = False
+        self.refuses_results = False
         self.before_reclaim: Callable[[], None] = lambda: None
+        self.may_bring = asyncio.Event()  # while it is clear, what was taken stays on its way
+        self.may_bring.set()
+        self.loses_answers = False  # as if the connection broke before what was taken came
 
     async def _count(self, name, use):
         self.tried[name] += 1
@@ -116,8 +128,28 @@ class SeenQueue(CallQueue, Watch):
         return answer
 
     async def take(self, consumer, count, block_s=0.1):
-        """With a short wait, for a drain waits for it."""
-        return await super().take(consumer, count, block_s)
+        """With a short wait, for a drain waits for it. What it took is counted before it is brought."""
+        self.tried["take"] += 1
+        taken = await super().take(consumer, count, min(block_s, 0.1))
+        self.did["take"] += len(taken)
+        self.changed()
+        await self.may_bring.wait()
+        if taken and self.loses_answers:
+            raise Unavailable("the connection broke")
+        return taken
+
+    async def resume(self, consumer, held, count):
+        """Counted."""
+        return await self._count("resume", super().resume(consumer, held, count))
+
+    async def orders(self, consumer, block_s=1.0):
+        """Counted, with what it brought."""
+        self.tried["orders"] += 1
+        self.changed()
+        brought = await super().orders(consumer, block_s)
+        self.did["orders"] += len(brought)
+        self.changed()
+        return brought
 
     async def open(self):
         """Counted."""
@@ -128,14 +160,12 @@ class SeenQueue(CallQueue, Watch):
         await self._count("ping", super().ping())
 
     async def settle(self, done):
-        """Counted; refused while it plays a full Redis."""
-        if self.is_full:
-            raise Unavailable("OOM command not allowed")
-        await self._count("settle", super().settle(done))
-
-    async def forget(self, deliveries):
-        """Counted."""
-        await self._count("forget", super().forget(deliveries))
+        """Counted, and refused while a test wants that."""
+        if self.refuses_results:
+            self.tried["settle"] += 1
+            self.changed()
+            raise Unavailable("refused")
+        return await self._count("settle", super().settle(done))
 
     async def trim(self):
         """Counted."""
@@ -143,7 +173,7 @@ class SeenQueue(CallQueue, Watch):
 
     async def renew(self, consumer, deliveries):
         """Counted."""
-        await self._count("renew", super().renew(consumer, deliveries))
+        return await self._count("renew", super().renew(consumer, deliveries))
 
     async def reclaim(self, consumer, idle_s, count):
         """Counted, with what it brought."""
@@ -200,12 +230,29 @@ async def queue(any_redis) -> AsyncIterator[CallQueue]:
     await queue.close()
 
 
-async def put(queue: CallQueue, *codes: str, priority: str = "tool", due_in_ms: int = 60_000) -> list[str]:
-    """Queue a call for each code; their ids."""
+async def put(
+    queue: CallQueue,
+    *codes: str,
+    priority: str = "tool",
+    waited_ms: int = 0,
+    due_in_ms: int = 60_000,
+    wall_s: float = 10.0,
+) -> list[str]:
+    """Queue a call for each code; their records."""
     now_ms = queue.now_ms()
-    calls = [ToolCall(code=code, priority=priority) for code in codes]
-    await queue.put([QueuedCall(call, GATEWAY, now_ms, now_ms + due_in_ms) for call in calls])
-    return [call.id for call in calls]
+    queued = []
+    for code in codes:
+        call = ToolCall(code=code, priority=priority, limits=Limits(wall_s=wall_s))
+        record = queue.record("", call.id)
+        queued.append(QueuedCall(call, record, now_ms - waited_ms, now_ms + due_in_ms))
+    await queue.put(GATEWAY, queued)
+    return [each.record for each in queued]
+
+
+def ok(delivery: Delivery) -> Outcome:
+    """What another worker makes of a call."""
+    result = ToolResult(id=delivery.call.id, status=CallStatus.OK, exit_code=0, worker="other")
+    return Outcome(delivery, result)
 
 
 async def answers(queue: CallQueue, count: int) -> list[ToolResult]:
@@ -267,15 +314,93 @@ async def test_a_model_goes_before_a_judge(any_redis, queue) -> None:
 # ---- faults ----
 
 
-async def test_a_call_past_its_deadline_is_answered_unstarted(any_redis, queue) -> None:
-    """Its program never runs; the answer is `queue_timeout` and says how long the call has waited."""
-    await put(queue, "late", due_in_ms=-1)
+@pytest.mark.parametrize("had", ["nobody", "a dead worker"])
+async def test_a_call_past_its_deadline_is_answered_unstarted(any_redis, queue, had: str) -> None:
+    """Its program does not run, or not again; the answer is `queue_timeout` and says how long the call has waited."""
+    await put(queue, "late", waited_ms=1_000_000, due_in_ms=-1)
+    if had == "a dead worker":
+        await queue.take("dead", 1)
+        end_leases(any_redis, "dead")
     async with serving(any_redis) as running:
         [result] = await answers(queue, 1)
         assert (result.status, result.exit_code) == (CallStatus.QUEUE_TIMEOUT, None)
         assert result.reason is not None
+        assert result.reason.startswith("waited 100")
         assert "past its deadline" in result.reason
         assert running.pool.began == []
+
+
+async def test_a_program_gets_what_is_left_of_its_deadline(any_redis, queue) -> None:
+    """Its limit ends with the deadline, and is its own where there is time enough."""
+    await put(queue, "short", due_in_ms=9000)
+    await put(queue, "long")
+    async with serving(any_redis, slots=1) as running:
+        await answers(queue, 2)
+        short_s, long_s = running.pool.given_s
+        assert 0 < short_s <= 9
+        assert long_s == 10
+
+
+async def test_a_deadline_that_cuts_a_program_is_no_verdict_if_it_had_waited(any_redis, queue) -> None:
+    """The time that it waited was missing, which the fault says, with what the program used."""
+    await put(queue, "endless", waited_ms=20_000, due_in_ms=9000)
+    async with serving(any_redis):
+        [result] = await answers(queue, 1)
+        assert (result.status, result.signal, result.usage.cpu_s) == (CallStatus.QUEUE_TIMEOUT, None, 0.5)
+        assert result.reason is not None
+        assert "of the 10 s that it may run; it had waited 2" in result.reason
+
+
+async def test_a_deadline_that_cuts_a_program_is_a_verdict_if_it_had_most_of_it(any_redis, queue) -> None:
+    """A program that was given less time than it may run at most, and no wait took that away, is too slow."""
+    await put(queue, "endless", due_in_ms=30_000, wall_s=60)
+    async with serving(any_redis):
+        [result] = await answers(queue, 1)
+        assert (result.status, result.reason) == (CallStatus.TIMEOUT, None)
+
+
+async def test_a_jail_that_is_not_done_at_the_deadline_is_a_fault(any_redis, queue, monkeypatch) -> None:
+    """The program's own limit ends with the deadline; if nothing comes of that either, it is our failure."""
+    monkeypatch.setattr(worker_module, "LATE_S", 0.1)
+    await put(queue, "hold", due_in_ms=1000)
+    async with serving(any_redis) as running:
+        [result] = await answers(queue, 1)
+        assert (result.status, running.pool.killed) == (CallStatus.INTERNAL_ERROR, ["hold"])
+        assert result.reason == "no jail was done with it at its deadline"
+        assert running.count("jail_failures_total") == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "wall_s", "deadline_s", "given_s", "used_s", "cpu_s", "is_fault"),
+    [
+        pytest.param("timeout", 10, 60, 10, 10, 1, False, id="all that it may have"),
+        pytest.param("timeout", 10, 60, 10, 9.9, 1, False, id="the fork took a while"),
+        pytest.param("timeout", 10, 60, 9, 9, 1, True, id="nine of ten seconds, but of a minute"),
+        pytest.param("timeout", 10, 10, 9, 9, 1, False, id="nine tenths of the deadline"),
+        pytest.param("timeout", 10, 10, 8.9, 8.9, 1, True, id="a little less"),
+        pytest.param("timeout", 10, 10, 8.9, 9.5, 1, True, id="what the kill took does not count"),
+        pytest.param("timeout", 10, 10, 9.5, 8.5, 1, True, id="nor what the start took"),
+        pytest.param("timeout", 60, 2, 1.9, 1.9, 1, False, id="a short deadline of its own choice"),
+        pytest.param("timeout", 10, 10, 1, 0.8, 5, False, id="its CPU time was up"),
+        pytest.param("ok", 10, 10, 1, 1, 1, False, id="in time"),
+        pytest.param("memory_limit", 10, 10, 1, 1, 1, False, id="another limit"),
+    ],
+)
+def test_who_is_to_blame_for_a_timeout(
+    status: str, wall_s: float, deadline_s: float, given_s: float, used_s: float, cpu_s: float, is_fault: bool
+) -> None:
+    """The program, if it had the time that it may have, or most of its deadline; else the wait."""
+    call = ToolCall(code="", limits=Limits(wall_s=wall_s, cpu_s=5))
+    delivery = Delivery("1-0", TOOL, "record", call, 1000, 1000 + int(deadline_s * 1000), 1)
+    result = ToolResult(id=call.id, status=CallStatus(status), usage=Usage(wall_s=used_s, cpu_s=cpu_s))
+    reason = cut_short(delivery, given_s, result)
+    assert bool(reason) == is_fault
+    if is_fault:
+        had_s = min(given_s, used_s)
+        assert reason == (
+            f"its deadline came after {had_s:.1f} s of the {wall_s} s that it may run; "
+            f"it had waited {deadline_s - given_s:.1f} s"
+        )
 
 
 async def test_a_third_worker_does_not_run_a_call(any_redis, queue) -> None:
@@ -288,6 +413,8 @@ async def test_a_third_worker_does_not_run_a_call(any_redis, queue) -> None:
         assert (result.status, running.pool.began) == (CallStatus.INTERNAL_ERROR, [])
         assert result.reason is not None
         assert "delivered too often" in result.reason
+        [(_, letter)] = await queue.dead_letters(10)
+        assert (letter.call.code, letter.reason, letter.times_delivered) == ("poison", result.reason, 3)
 
 
 async def test_a_broken_jail_is_a_fault_with_its_reason(any_redis, queue) -> None:
@@ -317,32 +444,85 @@ async def test_a_failure_nobody_foresaw_is_a_fault_too(any_redis, queue) -> None
 
 
 async def test_results_wait_for_redis(any_redis, queue) -> None:
-    """A program that ends while Redis is away is answered when Redis is back, and the worker goes on."""
+    """A program that ends while Redis does not answer is answered when it does, and the worker goes on."""
     async with serving(any_redis) as running:
         await put(queue, "hold")
         await running.pool.until(lambda: running.pool.running == 1)
-        any_redis.kill()
-        tried = running.queue.tried["settle"]
+        any_redis.freeze()
         running.pool.let_go()
-        await running.queue.until(lambda: running.queue.tried["settle"] > tried + 1)
-        await any_redis.start()
+        await running.queue.until(lambda: running.queue.tried["settle"] > 1)
+        any_redis.thaw()
         assert [result.stdout for result in await answers(queue, 1)] == ["hold"]
         await put(queue, "next")
         assert [result.stdout for result in await answers(queue, 1)] == ["next"]
 
 
-async def test_results_that_redis_does_not_take_are_bounded(any_redis, queue) -> None:
-    """While a full Redis refuses results but hands out calls, the worker stops taking; later all are answered."""
-    await put(queue, "hold", "hold", *map(str, range(198)))
+async def test_a_redis_that_comes_back_empty(any_redis, queue) -> None:
+    """It knows nothing of what runs here, which is killed; what is put then runs."""
+    async with serving(any_redis) as running:
+        await put(queue, "hold")
+        await running.pool.until(lambda: running.pool.running == 1)
+        any_redis.kill()
+        await running.queue.until(lambda: running.queue.tried["renew"] > running.queue.did["renew"])
+        await any_redis.start()
+        await running.pool.until(lambda: running.pool.killed == ["hold"])
+        await put(queue, "next")
+        assert [result.stdout for result in await answers(queue, 1)] == ["next"]
+
+
+async def test_a_full_redis_takes_results(any_redis, queue) -> None:
+    """No memory is left for new calls, but what is there already is run and answered."""
+    await put(queue, "hold", *map(str, range(20)))
     with any_redis.client() as stranger:
         async with serving(any_redis) as running:
-            await running.pool.until(lambda: running.pool.running == 2)
+            await running.pool.until(lambda: running.pool.running == 1)
             stranger.config_set("maxmemory", 1)
+            with pytest.raises(Unavailable):
+                await put(queue, "one more")
             running.pool.hold_nobody()
-            await running.queue.until(lambda: running.queue.tried["settle"] > 2)
-            assert len(running.pool.began) < 50
-            stranger.config_set("maxmemory", 0)
-            assert len({result.id for result in await answers(queue, 200)}) == 200
+            assert len({result.id for result in await answers(queue, 21)}) == 21
+
+
+async def test_a_frozen_redis_gives_calls_to_nobody_in_the_end(any_redis, queue) -> None:
+    """It still does what it was asked by a connection that was given up; what it handed out there runs at once."""
+    async with serving(any_redis, slots=1, lease_s=3600) as running:
+        await put(queue, "hold", "next")
+        await running.pool.until(lambda: running.pool.running == 1)
+        any_redis.freeze()
+        tried = running.queue.tried["take"]
+        running.pool.let_go()
+        await running.queue.until(lambda: running.queue.tried["resume"] > 0)
+        assert running.queue.tried["take"] == tried + 1
+        any_redis.thaw()
+        assert [result.stdout for result in await answers(queue, 2)] == ["hold", "next"]
+
+
+async def test_what_was_taken_by_an_answer_that_never_came_runs_at_once(any_redis, queue) -> None:
+    """It need not lie until a lease ends, however often that happens, and does not count as a worker that died."""
+    async with serving(any_redis, lease_s=3600) as running:
+        running.queue.loses_answers = True
+        for number in range(MOST_DELIVERIES + 1):
+            await put(queue, f"{number}", priority="judge" if number % 2 else "tool")
+            assert [result.stdout for result in await answers(queue, 1)] == [f"{number}"]
+        await put(queue, "hold")
+        await running.pool.until(lambda: running.pool.running == 1)
+        with any_redis.client() as stranger:
+            [held] = stranger.xpending_range(TOOL, GROUP, "-", "+", 10)
+        assert held["times_delivered"] == 1
+        await put(queue, "beside")
+        assert [result.stdout for result in await answers(queue, 1)] == ["beside"]
+        assert running.pool.began == ["0", "1", "2", "hold", "beside"]
+
+
+async def test_results_that_redis_does_not_take_are_bounded(any_redis, queue) -> None:
+    """While results are refused and calls are handed out, the worker stops taking; later all are answered."""
+    await put(queue, *map(str, range(200)))
+    async with serving(any_redis) as running:
+        running.queue.refuses_results = True
+        await running.queue.until(lambda: running.queue.tried["settle"] > 2)
+        assert len(running.pool.began) < 50
+        running.queue.refuses_results = False
+        assert len({result.id for result in await answers(queue, 200)}) == 200
 
 
 async def test_a_worker_waits_for_a_redis_that_comes_late(any_redis) -> None:
@@ -395,10 +575,115 @@ async def test_a_worker_does_not_take_over_its_own_calls(any_redis, queue) -> No
         assert running.count("reclaimed_total") == 0
 
 
+async def test_what_another_worker_has_taken_over_is_killed(any_redis, queue) -> None:
+    """A worker that was silent for too long hears of it: it ends the program, takes nothing back and settles nothing."""
+    await put(queue, "hold")
+    async with serving(any_redis, slots=1, lease_s=3) as running:
+        await running.pool.until(lambda: running.pool.running == 1)
+        [theirs] = await queue.reclaim("other", 0, 1)
+        await running.pool.until(lambda: running.pool.killed == ["hold"])
+        assert await queue.settle([ok(theirs)]) == [True]
+        assert [result.worker for result in await answers(queue, 1)] == ["other"]
+        await running.end()
+        assert running.count("lost_calls_total") == 1
+        assert running.count("calls_total", status="ok") == 0
+        assert running.queue.did["settle"] == 0
+
+
+async def test_a_result_that_comes_second_is_dropped(any_redis, queue) -> None:
+    """It is not counted as a call that was settled, and nobody hears of it."""
+    await put(queue, "hold")
+    async with serving(any_redis, slots=1, lease_s=3600) as running:  # so it does not notice
+        await running.pool.until(lambda: running.pool.running == 1)
+        [theirs] = await queue.reclaim("other", 0, 1)
+        assert await queue.settle([ok(theirs)]) == [True]
+        running.pool.let_go()
+        await running.end()
+        assert running.count("second_replies_total") == 1
+        assert running.count("calls_total", status="ok") == 0
+        assert [result.worker for result in await answers(queue, 1)] == ["other"]
+        assert await queue.replies(GATEWAY, block_s=0) == []
+
+
 async def test_two_workers_are_never_one(any_redis) -> None:
     """Workers whose host and process number are equal, as in containers, still have different names."""
     async with serving(any_redis) as one, serving(any_redis) as other:
         assert one.worker.id != other.worker.id
+
+
+# ---- orders ----
+
+
+async def test_a_call_that_nobody_waits_for_is_killed(any_redis, queue) -> None:
+    """Its program ends, its slot serves the next call, and its lease is given up."""
+    async with serving(any_redis, slots=1, lease_s=3600) as running:  # no heartbeat tells it
+        [record] = await put(queue, "hold")
+        await running.pool.until(lambda: running.pool.running == 1)
+        [found] = await queue.cancel(GATEWAY, [record])
+        assert (found.state, found.detail.decode()) == ("running", running.worker.id)
+        await running.pool.until(lambda: running.pool.killed == ["hold"])
+        await put(queue, "next")
+        assert [result.stdout for result in await answers(queue, 1)] == ["next"]
+        await running.end()
+        assert running.count("cancelled_calls_total") == 1
+        assert (await queue.backlog()).running == 0
+
+
+async def test_an_order_may_come_before_its_call(any_redis, queue) -> None:
+    """It comes by another connection, and the call never starts."""
+    async with serving(any_redis, slots=1, lease_s=3600) as running:
+        running.queue.may_bring.clear()
+        [record] = await put(queue, "never")
+        await running.queue.until(lambda: running.queue.did["take"] == 1)
+        await queue.cancel(GATEWAY, [record])
+        await running.queue.until(lambda: running.queue.did["orders"] == 1)
+        running.queue.may_bring.set()
+        await put(queue, "next")
+        assert [result.stdout for result in await answers(queue, 1)] == ["next"]
+        await running.end()
+        assert running.pool.began == ["next"]
+        assert (await queue.backlog()).running == 0
+
+
+async def test_an_order_for_what_has_ended_is_ignored(any_redis, queue) -> None:
+    """A program that ended before somebody gave it up is settled as it ended."""
+    async with serving(any_redis, slots=1, lease_s=3600) as running:
+        running.queue.refuses_results = True
+        [record] = await put(queue, "done")
+        await running.queue.until(lambda: running.queue.tried["settle"] > 0)
+        await queue.cancel(GATEWAY, [record])
+        await running.queue.until(lambda: running.queue.did["orders"] == 1)
+        running.queue.refuses_results = False
+        await running.end()
+        assert running.count("calls_total", status="ok") == 1
+        assert running.count("cancelled_calls_total") == 0
+
+
+async def test_orders_come_after_a_failure_too(any_redis, queue) -> None:
+    """What is sent while the connections to Redis are broken is read when they are there again."""
+    async with serving(any_redis, lease_s=3600) as running:
+        [record] = await put(queue, "hold")
+        await running.pool.until(lambda: running.pool.running == 1)
+        tried = running.queue.tried["orders"]
+        with any_redis.client() as stranger:
+            stranger.client_kill_filter(_type="normal", skipme=True)
+        again = CallQueue(any_redis.settings)
+        await again.open()
+        await again.cancel(GATEWAY, [record])
+        await again.close()
+        await running.pool.until(lambda: running.pool.killed == ["hold"])
+        assert running.queue.tried["orders"] > tried
+
+
+async def test_a_heartbeat_makes_up_for_an_order_that_was_lost(any_redis, queue) -> None:
+    """Whoever renews a call learns that nobody wants it."""
+    async with serving(any_redis) as running:
+        [record] = await put(queue, "hold")
+        await running.pool.until(lambda: running.pool.running == 1)
+        with any_redis.client() as stranger:
+            stranger.hset(record, "cancelled", 1)
+        await running.pool.until(lambda: running.pool.killed == ["hold"])
+        assert running.queue.did["orders"] == 0
 
 
 # ---- the end ----
@@ -453,6 +738,35 @@ async def test_what_outruns_the_grace_is_left_to_others(any_redis, queue) -> Non
         assert stranger.xinfo_consumers(TOOL, GROUP)[0]["pending"] == 0
 
 
+async def test_what_outruns_the_grace_is_taken_over_soon(any_redis, queue) -> None:
+    """Nobody waits for the end of a lease: a worker with a free slot looks every second."""
+    loop = asyncio.get_running_loop()
+    await put(queue, "hold")
+    async with serving(any_redis, grace_s=0, lease_s=3600) as leaving:
+        await leaving.pool.until(lambda: leaving.pool.running == 1)
+        async with serving(any_redis, lease_s=3600) as staying:
+            await staying.queue.until(lambda: staying.queue.tried["trim"] > 0)
+            await leaving.end()
+            left_at = loop.time()
+            await staying.pool.until(lambda: staying.pool.running == 1)
+            assert loop.time() - left_at < 4
+
+
+async def test_a_drain_hands_back_what_it_never_heard_of(any_redis, queue) -> None:
+    """What was taken for a worker by its last answer, which never came, does not wait for a lease."""
+    async with serving(any_redis, lease_s=3600) as running:
+        running.queue.may_bring.clear()
+        running.queue.loses_answers = True
+        [record] = await put(queue, "lost")
+        await running.queue.until(lambda: running.queue.did["take"] == 1)
+        running.worker.stop()
+        running.queue.may_bring.set()
+        await running.task
+        assert running.pool.began == []
+    assert (await queue.look(record)).state == "waiting"
+    assert [theirs.times_delivered for theirs in await queue.reclaim("other", LEASE_S, 1)] == [1]
+
+
 async def test_a_drain_without_redis_ends_and_does_not_spin(any_redis, queue) -> None:
     """Without Redis the last results are tried for a lease, with pauses, and then left to its end."""
     await put(queue, "hold")
@@ -475,28 +789,19 @@ async def test_a_worker_that_waits_for_redis_can_be_stopped(any_redis) -> None:
 
 async def test_all_calls_of_a_dead_worker_come_back_at_once(any_redis, queue: CallQueue) -> None:
     """A worker with one slot takes them over one after the other, without a pause between them."""
-    ids = await put(queue, *[str(number) for number in range(6)])
+    await put(queue, *[str(number) for number in range(6)])
     await queue.take("dead", 6)
     end_leases(any_redis, "dead")
     async with serving(any_redis, slots=1) as running:
         results = await answers(queue, 6)
-        assert sorted(result.id for result in results) == sorted(ids)
+        assert sorted(result.stdout for result in results) == list("012345")
         assert running.queue.did["reclaim"] == 6
         assert running.queue.tried["trim"] <= 8
 
 
-async def test_results_that_nobody_waits_for_are_given_up(any_redis, queue: CallQueue) -> None:
-    """A Redis that is full refuses them; once their gateway has answered for itself, their leases end."""
-    await put(queue, "1", due_in_ms=-HOUR_MS)
-    async with serving(any_redis) as running:
-        running.queue.is_full = True
-        await running.queue.until(lambda: running.queue.did["forget"] == 1)
-        assert (await queue.backlog()).running == 0
-        running.queue.is_full = False
-
-
-def test_a_transaction_holds_a_bounded_amount_of_output() -> None:
+def test_a_round_trip_holds_a_bounded_amount_of_output() -> None:
     """As many results as hold so much together, and one that is larger alone."""
     results = [ToolResult(id=str(size), status=CallStatus.OK, stdout="x" * size) for size in (5, 4, 3, 20, 1)]
-    done = [(None, result) for result in results]
+    delivery = Delivery("1-0", TOOL, "record", ToolCall(code=""), 0, 0, 1)
+    done = [Outcome(delivery, result) for result in results]
     assert [len(first_of(done[start:], 10)) for start in range(5)] == [2, 2, 1, 1, 1]
