@@ -23,21 +23,19 @@ import pytest
 import redis
 
 from sandbox._redis import MAX_BLOCK_S, RedisLink
-from sandbox.calls import CallStatus, ToolCall, ToolResult
 from sandbox.errors import ConfigError, Unavailable
-from sandbox.keys import GROUP, Keys
-from sandbox.queue import CallQueue, Delivery, QueuedCall
+from sandbox.keys import GROUP
+from sandbox.queue import CallQueue, Put
 from sandbox.redis_server import RedisServer, wait_ready
 from sandbox.settings import RedisSettings
 from tests.conftest import RunningRedis
 from tests.proxy import Way, proxy_to
 
-from .test_queue import everything
+from .queueing import TIGHT, TOOL, answered, calls, ok
+from .test_queue_failures import everything
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-TOOL = Keys("test").calls("tool")
 PATIENCE_S = 30.0
-TIGHT = 3.0  # seconds within which a failure must show; the slowest here takes 2
 
 
 @dataclass
@@ -188,22 +186,16 @@ async def open_queue() -> AsyncIterator[Callable[[str], Awaitable[CallQueue]]]:
 
 async def put(queue: CallQueue, name: str) -> None:
     """Queue one call."""
-    now_ms = queue.now_ms()
-    await queue.put([QueuedCall(ToolCall(id=name, code="pass"), "gw", now_ms, now_ms + 60_000)])
-
-
-def result(delivery: Delivery) -> ToolResult:
-    """What a worker tells of a call."""
-    return ToolResult(id=delivery.call.id, status=CallStatus.OK, exit_code=0)
+    await queue.put("gw", calls(queue, name))
 
 
 async def finish(queue: CallQueue) -> set[str]:
     """Take all that is there, settle it, and return the names of those whose result came back."""
     while taken := await queue.take("w", 10, block_s=0):
-        await queue.settle([(delivery, result(delivery)) for delivery in taken])
+        await queue.settle([ok(delivery) for delivery in taken])
     done: set[str] = set()
     while replies := await queue.replies("gw", block_s=0):
-        done |= {name for name, _ in replies}
+        done.update(answered(replies))
     return done
 
 
@@ -438,7 +430,7 @@ async def test_a_killed_master_is_followed_by_its_replica(watched, open_queue) -
         with pytest.raises(Unavailable):
             await put(gateway, "too-early")
     await until(lambda: put(gateway, "after"))
-    await until(lambda: worker.settle([(held, result(held))]))
+    await until(lambda: worker.settle([ok(held)]))
     assert await finish(worker) == {"before", "after"}
     with servers.replica.client() as stranger:
         (group,) = stranger.xinfo_groups(TOOL)
@@ -555,7 +547,7 @@ async def test_all_connections_follow_the_first_that_hears_of_another_master(pre
         await wait_ready(f"redis://127.0.0.1:{server.port}", timeout_s=10)
     link = RedisLink(f"sentinel://127.0.0.1:{sentinel.port}/main")
     await until(lambda: link.send(("PING",)))
-    reading = asyncio.create_task(link.read("BLPOP", "key", 3))
+    reading = asyncio.create_task(link.read(("BLPOP", "key", 3)))
     with sentinel.client() as stranger, new.client() as other:
         await until_blocked(old)
         stranger.execute_command("SENTINEL", "REMOVE", "main")
@@ -565,7 +557,7 @@ async def test_all_connections_follow_the_first_that_hears_of_another_master(pre
         with pytest.raises(Unavailable):
             await reading
         other.rpush("key", "new")
-    assert await link.read("LPOP", "key") == b"new"
+    assert await link.read(("LPOP", "key")) == [b"new"]
     assert await link.send(("EXISTS", "key")) == [0]
     await link.close()
 
@@ -586,7 +578,7 @@ async def test_a_half_open_connection_is_given_up(any_redis, ways: tuple[Way, ..
     async with proxy_to(any_redis.directory / "redis.sock") as proxy:
         link = RedisLink(f"redis://127.0.0.1:{proxy.place}", command_timeout_s=0.75)
         await link.send(("PING",))
-        reading = asyncio.create_task(link.read("BLPOP", "key", 1))
+        reading = asyncio.create_task(link.read(("BLPOP", "key", 1)))
         await until_blocked(any_redis)
         proxy.drop(*ways)
         # More than there are connections: also whoever waits for one is told in time.
@@ -595,10 +587,10 @@ async def test_a_half_open_connection_is_given_up(any_redis, ways: tuple[Way, ..
         assert {type(answer) for answer in answers} == {Unavailable}
         async with asyncio.timeout(2 * MAX_BLOCK_S + 2 * TIGHT):
             (read,) = await asyncio.gather(reading, return_exceptions=True)
-        assert read is None if ways == ("to_server",) else isinstance(read, Unavailable)
+        assert read == [None] if ways == ("to_server",) else isinstance(read, Unavailable)
         proxy.heal()
         assert await link.send(("RPUSH", "key", "one"), ("PING",)) == [1, b"PONG"]
-        assert await link.read("BLPOP", "key", 1) == [b"key", b"one"]
+        assert await link.read(("BLPOP", "key", 1)) == [[b"key", b"one"]]
         await link.close()
 
 
@@ -618,6 +610,26 @@ async def test_a_command_whose_answer_is_lost_is_not_sent_again(any_redis) -> No
         await link.close()
 
 
+async def test_a_put_whose_answer_is_lost_is_put_again_without_harm(any_redis, open_queue) -> None:
+    """It joins the call that is there: one entry in the stream, and one result for who waits."""
+    async with proxy_to(any_redis.directory / "redis.sock") as proxy:
+        queue = await open_queue(f"redis://127.0.0.1:{proxy.place}")
+        # The first of all also makes the functions, in steps of its own.
+        await put(queue, "first")
+        (call,) = calls(queue, "a")
+        proxy.drop("to_client")
+        putting = asyncio.create_task(queue.put("gw", [call]))
+        await proxy.swallowed("to_client")
+        proxy.heal()
+        proxy.reset()
+        with pytest.raises(Unavailable):
+            await putting
+        assert await queue.put("gw", [call]) == [Put("joined")]
+        with any_redis.client() as stranger:
+            assert stranger.xlen(TOOL) == 2
+        assert await finish(queue) == {"first", "a"}
+
+
 async def test_an_answer_that_comes_too_late_is_nobodys(any_redis) -> None:
     """It ends with its connection, and is not taken for the answer to the next command."""
     async with proxy_to(any_redis.directory / "redis.sock") as proxy:
@@ -635,7 +647,7 @@ async def test_a_reset_connection_ends_what_it_carries(any_redis) -> None:
     """A read that waits on it hears of it at once, and the next command is served."""
     async with proxy_to(any_redis.directory / "redis.sock") as proxy:
         link = RedisLink(f"redis://127.0.0.1:{proxy.place}")
-        reading = asyncio.create_task(link.read("BLPOP", "key", 1))
+        reading = asyncio.create_task(link.read(("BLPOP", "key", 1)))
         await until_blocked(any_redis)
         proxy.reset()
         with pytest.raises(Unavailable) as caught:
