@@ -29,6 +29,7 @@ from rich.table import Table
 from sandbox import api_keys, jsonl
 from sandbox.calls import MIB, CallStatus, ToolCall, ToolResult, parse_call
 from sandbox.client import DEFAULT_URL, SandboxClient
+from sandbox.dead import dead_app
 from sandbox.errors import CallTooLarge, ConfigError, Forbidden, InvalidCall, SandboxError, Unauthorized
 from sandbox.settings import API_KEY, PREFIX, load_settings
 from sandbox.wire import Answer
@@ -67,6 +68,7 @@ runtime_app = typer.Typer(no_args_is_help=True, help="The environment that progr
 app.add_typer(runtime_app, name="runtime")
 keys_app = typer.Typer(no_args_is_help=True, help="API keys of a service.")
 app.add_typer(keys_app, name="keys")
+app.add_typer(dead_app, name="dead")
 
 _MARKS = {True: "[green]yes[/]", False: "[red]no[/]"}
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -150,11 +152,6 @@ def _need_server(command: str) -> None:
         )
 
 
-def _api_key() -> str | None:
-    """The caller's key. No option has it, because every user of a machine sees its command lines."""
-    return os.environ.get(API_KEY) or None  # noqa: TID251 - a command line
-
-
 @app.command(help=_RUN_HELP)
 def run(  # noqa: PLR0913, PLR0917 - the options of a command line
     file: Annotated[str | None, typer.Argument(help="The program; - reads it from stdin.")] = None,
@@ -183,7 +180,9 @@ def run(  # noqa: PLR0913, PLR0917 - the options of a command line
     }
     try:
         # A person waits: a service that is not there shall not look like one that is slow.
-        with SandboxClient.blocking(url, api_key=_api_key(), attempts=3, patience_s=3.0) as client:
+        with SandboxClient.blocking(
+            url, api_key=api_keys.key_of_caller(), attempts=3, patience_s=3.0
+        ) as client:
             [answer] = client.run_many([parse_call(fields)])
     except SandboxError as exc:
         answer = exc
@@ -270,7 +269,9 @@ def map_file(
 
         calls = jsonl.read_calls(file, lenient=lenient)
         asyncio.run(
-            jsonl.run_in_order(url, calls, write, on_done=lambda: progress.advance(bar), api_key=_api_key())
+            jsonl.run_in_order(
+                url, calls, write, on_done=lambda: progress.advance(bar), api_key=api_keys.key_of_caller()
+            )
         )
     print(", ".join(f"{count} {word}" for word, count in statuses.most_common()), file=sys.stderr)
     verdicts = {status.value for status in CallStatus if not status.is_fault}

@@ -153,7 +153,7 @@ class SandboxClient:
     async def status(self) -> dict[str, JsonValue]:
         """What the gateway says of the service (`GET /v1/status`). Raises `Unavailable` if there is none."""
         try:
-            return _STATUS.validate_json(await self._wire.get("/v1/status"))
+            return _STATUS.validate_json(await self._wire.page("GET", "/v1/status"))
         except ValueError as exc:
             raise InternalError(f"{self._wire.url} gave a status that this client cannot read") from exc
 

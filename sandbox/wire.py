@@ -205,9 +205,9 @@ class Wire:
         except ValueError as exc:
             raise InternalError(f"{self.url} gave a result that this client cannot read") from exc
 
-    async def get(self, path: str) -> bytes:
+    async def page(self, method: str, path: str, within_s: float = _PAGE_S) -> bytes:
         """The body of a page of the gateway. Raises what the gateway raised, or `Unavailable`."""
-        _, body = await self._page("GET", path, _PAGE_S)
+        _, body = await self._page(method, path, within_s)
         return body
 
     async def _page(
