@@ -2,6 +2,9 @@
 
 A connection serves one request, so that the kernel spreads requests over the gateways, and so that one which breaks
 says which calls have to be sent again. They are, under their ids, as long as the caller's patience lasts.
+
+A job is sent once it is queued. To ask for its result is no second sending, and is done until it is there. A service
+that does not know a job any more has lost it, unless Redis has lost everything: then it is sent again.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import itertools
 import json
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import httpx
@@ -25,6 +28,12 @@ PAUSE_S = 0.2
 #: An answer that comes too late is waited for nevertheless, to learn how late; also behind a gateway that stands still.
 CURIOSITY_S = 10.0
 
+#: How long one question for a job waits.
+ASK_S = 5.0
+
+#: How calls are sent: one for its result, many for a line each, one for its result later.
+Way = Literal["run", "batch", "job"]
+
 _LINES = {"accept": "application/x-ndjson"}
 
 
@@ -37,6 +46,7 @@ class Callers:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False)
         self._requests = itertools.count(1)
+        self._ways = {"run": self._run, "batch": self._batch, "job": self._job}
 
     async def close(self) -> None:
         """After the last call."""
@@ -46,11 +56,11 @@ class Callers:
         self,
         calls: Sequence[Call],
         *,
-        batch: bool,
+        way: Way,
         patience_s: float = 0.0,
         leave_after_s: float | None = None,
     ) -> None:
-        """Send calls, in a batch or one alone, and send again what has no answer because its connection broke.
+        """Send calls, one or a batch, and send again what has no answer because its connection broke.
 
         After `patience_s` nothing is sent any more. `leave_after_s` is when the caller turns away instead.
         """
@@ -59,7 +69,7 @@ class Callers:
         while left:
             request = next(self._requests)
             attempts = [self.oracle.attempt(call, request) for call in left]
-            await self._request(attempts, batch, leave_after_s)
+            await self._request(attempts, way, leave_after_s)
             # Who was refused at once knows where he stands. Whose connection broke wants to know what became of it.
             again = {Ending.BROKE} if is_first else {Ending.BROKE, Ending.REFUSED}
             left = [attempt.call for attempt in attempts if attempt.ending in again]
@@ -68,13 +78,13 @@ class Callers:
                 return
             await asyncio.sleep(PAUSE_S)
 
-    async def _request(self, attempts: Sequence[Attempt], batch: bool, leave_after_s: float | None) -> None:
+    async def _request(self, attempts: Sequence[Attempt], way: Way, leave_after_s: float | None) -> None:
         deadline_s = max(attempt.call.deadline_s for attempt in attempts)
         patience_s = deadline_s + PROMISE_S + self.oracle.allowance_s + self._curiosity_s
         ending = Ending.SILENT if leave_after_s is None else Ending.LEFT
         try:
             async with asyncio.timeout(patience_s if leave_after_s is None else leave_after_s):
-                await (self._batch(attempts) if batch else self._single(attempts[0]))
+                await self._ways[way](attempts)
         except TimeoutError:
             pass
         except httpx.TransportError:
@@ -82,13 +92,37 @@ class Callers:
         for attempt in attempts:
             self.oracle.end(attempt, ending)
 
-    async def _single(self, attempt: Attempt) -> None:
-        response = await self._http.post("/v1/run", json=attempt.call.body())
+    async def _run(self, attempts: Sequence[Attempt]) -> None:
+        [attempt] = attempts
+        response = await self._http.post("/v1/run", json=attempt.call.body(), headers=attempt.call.headers())
         self.oracle.answer(attempt, _read(response.content))
+
+    async def _job(self, attempts: Sequence[Attempt]) -> None:
+        [attempt] = attempts
+        response = await self._http.post("/v1/jobs", json=attempt.call.body(), headers=attempt.call.headers())
+        if response.status_code != 202:
+            self.oracle.answer(attempt, _read(response.content))
+            return
+        while True:
+            try:
+                response = await self._http.get(f"/v1/jobs/{attempt.call.id}", params={"wait": ASK_S})
+            except httpx.TransportError:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            if response.status_code == 404:
+                has_excuse = self.oracle.has_forgotten(attempt.sent_at)
+                self.oracle.end(attempt, Ending.BROKE if has_excuse else Ending.SILENT)
+                return
+            if response.status_code not in {202, 503}:
+                self.oracle.answer(attempt, _read(response.content))
+                return
+            if response.status_code == 503:
+                await asyncio.sleep(PAUSE_S)
 
     async def _batch(self, attempts: Sequence[Attempt]) -> None:
         body = {"calls": [attempt.call.body() for attempt in attempts]}
-        async with self._http.stream("POST", "/v1/batch", json=body, headers=_LINES) as response:
+        headers = _LINES | attempts[0].call.headers()
+        async with self._http.stream("POST", "/v1/batch", json=body, headers=headers) as response:
             if response.status_code != 200:
                 error = _read(await response.aread())
                 for attempt in attempts:
@@ -133,7 +167,7 @@ class Load:
 
     async def _send(self, url: str, patience_s: float) -> None:
         callers = Callers(url, self.oracle)
-        await callers.send(self.calls, batch=True, patience_s=patience_s)
+        await callers.send(self.calls, way="batch", patience_s=patience_s)
         await callers.close()
 
     def wait_answers(self, count: int) -> None:

@@ -97,7 +97,7 @@ class Chaos:
         for _ in range(1 + request.asks_again):
             await self._callers.send(
                 request.calls,
-                batch=request.is_batch,
+                way=request.way,
                 patience_s=0.0 if request.leave_after_s is not None else PATIENCE_S,
                 leave_after_s=request.leave_after_s,
             )

@@ -65,11 +65,16 @@ class Call:
     seconds: float = 0.05
     imports: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
+    header_s: float | None = None  # how long its caller waits, told beside the call; one for all of a batch
 
     @property
     def deadline_s(self) -> float:
         """Seconds within which its answer is due."""
-        return float(self.fields.get("deadline_s", 60))
+        return float(self.fields.get("deadline_s", self.header_s or 60))
+
+    def headers(self) -> dict[str, str]:
+        """What is told beside it."""
+        return {} if self.header_s is None else {"x-deadline-ms": str(round(1000 * self.header_s))}
 
     def body(self) -> dict[str, Any]:
         """As it is sent."""
@@ -202,6 +207,11 @@ class Oracle:
         """Redis has lost all that it held."""
         with self.changed:
             self._forgot.append(self.now())
+
+    def has_forgotten(self, since: float) -> bool:
+        """Whether Redis has lost all that it held since then."""
+        with self.changed:
+            return any(at >= since for at in self._forgot)
 
     # ---- what came of it ----
 

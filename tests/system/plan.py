@@ -13,9 +13,11 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sandbox import CallStatus
 
+from .callers import Way
 from .oracle import Call
 
 #: From the first call to the first fault, and from the last fault to the last call.
@@ -23,8 +25,9 @@ QUIET_S = 3.0
 #: Between two faults. Some of them last longer, and meet the next one.
 GAP_S = (1.5, 4.5)
 
-#: Calls a second: alone, in batches, and how many a batch has.
-SINGLES, BATCHES, BATCH = 14.0, 1.2, (2, 16)
+#: Requests a second, by the way that they go, and how many calls a batch has.
+RATES: Mapping[Way, float] = {"run": 12.0, "batch": 1.2, "job": 2.0}
+BATCH = (2, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class Request:
 
     at_s: float
     calls: tuple[Call, ...]
-    is_batch: bool
+    way: Way
     leave_after_s: float | None = None  # the caller goes then
     asks_again: bool = False  # and gets the same answer
 
@@ -104,24 +107,26 @@ def requests(seed: int, seconds: float) -> list[Request]:
     """All that is sent in a run of this length, in order of time."""
     draw = random.Random(f"requests {seed}")
     sent: list[Request] = []
-    for rate, is_batch in ((SINGLES, False), (BATCHES, True)):
+    for way, rate in RATES.items():
         at_s = draw.expovariate(rate)
         while at_s < seconds:
-            count = draw.randint(*BATCH) if is_batch else 1
-            deadline_s = draw.choice((5.0, 12.0, 20.0))
-            name = f"{seed}-{'batch' if is_batch else 'single'}-{len(sent)}"
-            calls = tuple(_call(draw, f"{name}-{number}", deadline_s) for number in range(count))
+            count = draw.randint(*BATCH) if way == "batch" else 1
+            deadline_s, is_told_beside = draw.choice((5.0, 12.0, 20.0)), draw.random() < 0.2
+            name = f"{seed}-{way}-{len(sent)}"
+            calls = tuple(_call(draw, f"{name}-{n}", deadline_s, is_told_beside) for n in range(count))
             leaves, asks_again = draw.random() < 0.03, draw.random() < 0.05
             leave_after_s = draw.uniform(0.0, 1.0) if leaves else None
-            sent.append(Request(at_s, calls, is_batch, leave_after_s, asks_again and not leaves))
+            sent.append(Request(at_s, calls, way, leave_after_s, asks_again and not leaves))
             at_s += draw.expovariate(rate)
     return sorted(sent, key=lambda request: request.at_s)
 
 
-def _call(draw: random.Random, id_: str, deadline_s: float) -> Call:
+def _call(draw: random.Random, id_: str, deadline_s: float, is_told_beside: bool) -> Call:
     ends = (CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT, CallStatus.MEMORY_LIMIT)
     [end] = draw.choices(ends, (80, 14, 3, 3))
     [imports] = draw.choices(("", "import numpy", "import sympy"), (88, 10, 2))
-    priority = draw.choice(("tool", "tool", "judge"))
     seconds = round(min(2.0, draw.expovariate(5.0)), 3)
-    return Call(id_, end, seconds, imports, {"deadline_s": deadline_s, "priority": priority})
+    fields: dict[str, Any] = {"priority": draw.choice(("tool", "tool", "judge"))}
+    if is_told_beside:
+        return Call(id_, end, seconds, imports, fields, header_s=deadline_s)
+    return Call(id_, end, seconds, imports, fields | {"deadline_s": deadline_s})

@@ -6,15 +6,11 @@ A proof that nothing was lost is worth as much as the proof that a loss would ha
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from collections.abc import Callable
+from typing import get_args
 
 import pytest
 
@@ -22,9 +18,10 @@ from sandbox import CallStatus
 from sandbox.keys import GROUP, Keys
 from tests.conftest import RunningRedis
 
-from .callers import Callers
+from .callers import Callers, Way
 from .chaos import by_fault, send_signal
 from .leftovers import in_redis
+from .lying import Lie, Result, service
 from .oracle import Call, Counts, Oracle
 from .plan import FAULTS, faults, requests
 from .processes import alive
@@ -32,10 +29,6 @@ from .processes import alive
 #: Where the machine is no excuse.
 PROMPT_S = 0.5
 CALL = Call("c-1", fields={"deadline_s": 0.2})
-
-Result = dict[str, Any]
-#: What the fake answers to the n-th sending of a call: bodies, one after the other. None breaks the connection.
-Lie = Callable[[Call, int], list[Result] | None]
 
 
 def truth(call: Call, token: str = "0" * 16) -> Result:
@@ -50,59 +43,24 @@ def fault(call: Call) -> Result:
     return truth(call) | {"status": "internal_error", "stdout": "", "exit_code": None, "reason": "it broke"}
 
 
-@contextmanager
-def service(lie: Lie, calls: dict[str, Call]) -> Iterator[str]:
-    """A service that answers what the lie says; the URL of it."""
-    sent: dict[str, int] = {}
-    over = threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            lines, status, is_whole, is_mute = b"", 200, True, False
-            for index, item in enumerate(body.get("calls", [body])):
-                sent[item["id"]] = sent.get(item["id"], 0) + 1
-                answers = lie(calls[item["id"]], sent[item["id"]])
-                is_whole, is_mute = is_whole and answers is not None, is_mute or answers == []
-                for answer in answers or []:
-                    status = answer.get("http", 200)
-                    line = {"index": index} | answer if "calls" in body else answer
-                    lines += json.dumps(line).encode() + b"\n"
-            if not is_whole and not lines:
-                return  # the connection closes without a word
-            self.send_response(status)
-            self.send_header("content-length", str(len(lines) + (not is_whole or is_mute)))
-            self.end_headers()
-            self.wfile.write(lines)
-            if is_mute:
-                over.wait()
-
-        def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        over.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def counted(lie: Lie, *calls: Call, batch: bool = False, patience_s: float = 0.0, times: int = 1) -> Counts:
+def counted(
+    lie: Lie, *calls: Call, way: Way = "run", patience_s: float = 0.0, times: int = 1, forgets: bool = False
+) -> Counts:
     """What the oracle says of calls that were sent to a service with this lie."""
     oracle = Oracle(allowance_s=PROMPT_S)
+
+    def heard(call: Call, n: int) -> list[Result] | None:
+        if forgets:
+            oracle.forgot()
+        return lie(call, n)
 
     async def send(url: str) -> None:
         callers = Callers(url, oracle, curiosity_s=0.2)
         for _ in range(times):
-            await callers.send(calls, batch=batch, patience_s=patience_s)
+            await callers.send(calls, way=way, patience_s=patience_s)
         await callers.close()
 
-    with service(lie, {call.id: call for call in calls}) as url:
+    with service(heard, {call.id: call for call in calls}) as url:
         asyncio.run(send(url))
     return oracle.count()
 
@@ -113,11 +71,11 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("way", get_args(Way))
 @pytest.mark.parametrize("call", ENDS, ids=[call.end for call in ENDS])
-def test_the_truth_is_no_complaint(call: Call, batch: bool) -> None:
+def test_the_truth_is_no_complaint(call: Call, way: Way) -> None:
     """An honest service is found to be one, whatever the end of a program."""
-    counts = counted(lambda call, _: [truth(call)], call, batch=batch)
+    counts = counted(lambda call, _: [truth(call)], call, way=way)
     assert (counts.accepted, counts.answered, counts.executed, counts.complaints) == (1, 1, 1, [])
 
 
@@ -169,30 +127,44 @@ def test_a_refused_call_was_not_taken() -> None:
     assert counts.is_clean
 
 
-@pytest.mark.parametrize("batch", [False, True])
-def test_a_lost_call_is_seen(batch: bool) -> None:
+@pytest.mark.parametrize("way", get_args(Way))
+def test_a_lost_call_is_seen(way: Way) -> None:
     """A call without an answer is lost when its deadline, a second and the allowance are over."""
-    counts = counted(lambda call, _: [], CALL, batch=batch)
+    counts = counted(lambda call, _: [], CALL, way=way)
     assert (counts.accepted, counts.answered, counts.lost) == (1, 0, 1)
     assert not counts.is_clean
 
 
-@pytest.mark.parametrize("batch", [False, True])
-def test_a_broken_connection_is_sent_again(batch: bool) -> None:
+@pytest.mark.parametrize("way", get_args(Way))
+def test_a_broken_connection_is_sent_again(way: Way) -> None:
     """The second attempt has the answer; without one in the caller's patience the call is lost."""
-    calls = [Call(f"b-{number}") for number in range(3 if batch else 1)]
-    honest = counted(lambda call, n: [truth(call)] if n > 1 else None, *calls, batch=batch, patience_s=5)
+    calls = [Call(f"b-{number}") for number in range(3 if way == "batch" else 1)]
+    honest = counted(lambda call, n: [truth(call)] if n > 1 else None, *calls, way=way, patience_s=5)
     assert (honest.answered, honest.is_clean) == (len(calls), True)
     assert honest.sent_again >= len(calls)
-    mute = counted(lambda call, _: None, *calls, batch=batch, patience_s=0.5)
+    mute = counted(lambda call, _: None, *calls, way=way, patience_s=0.5)
     assert (mute.answered, mute.lost) == (0, len(calls))
+
+
+def test_a_job_that_nobody_knows_any_more_is_lost() -> None:
+    """404 for what was taken is a loss; when Redis has lost everything, the caller sends it again."""
+    unknown = {"http": 404, "error": {"name": "NotFound", "message": "no such job"}}
+    counts = counted(lambda call, n: [truth(call)] if n > 1 else [unknown], CALL, way="job", patience_s=5)
+    assert (counts.answered, counts.lost, counts.sent_again) == (0, 1, 0)
+    counts = counted(
+        lambda call, n: [truth(call)] if n > 1 else [unknown], CALL, way="job", patience_s=5, forgets=True
+    )
+    assert (counts.answered, counts.lost, counts.sent_again) == (1, 0, 1)
 
 
 def test_what_was_answered_is_not_sent_again() -> None:
     """Of a batch that broke in the middle only the rest is sent again."""
     calls = [Call(f"b-{number}") for number in range(3)]
     counts = counted(
-        lambda call, n: [truth(call)] if n > 1 or call.id == "b-0" else None, *calls, batch=True, patience_s=5
+        lambda call, n: [truth(call)] if n > 1 or call.id == "b-0" else None,
+        *calls,
+        way="batch",
+        patience_s=5,
     )
     assert (counts.answered, counts.sent_again, counts.is_clean) == (3, 2, True)
 
@@ -216,7 +188,7 @@ def test_a_late_answer_is_lost() -> None:
 
 def test_a_second_answer_is_seen() -> None:
     """Two lines for one call of a batch are a duplicate, also when they say the same."""
-    counts = counted(lambda call, _: [truth(call), truth(call)], CALL, batch=True)
+    counts = counted(lambda call, _: [truth(call), truth(call)], CALL, way="batch")
     assert (counts.answered, counts.duplicates, counts.wrong) == (1, 1, 0)
     assert not counts.is_clean
 
@@ -247,7 +219,7 @@ def test_redis_may_forget_an_answer() -> None:
 
 def test_a_stray_line_is_seen() -> None:
     """A line that belongs to no call of the batch is wrong."""
-    counts = counted(lambda call, _: [truth(call), {"index": 7} | truth(call)], CALL, batch=True)
+    counts = counted(lambda call, _: [truth(call), {"index": 7} | truth(call)], CALL, way="batch")
     assert (counts.answered, counts.wrong) == (1, 1)
 
 
@@ -283,7 +255,8 @@ def test_a_plan_has_everything_in_it() -> None:
     calls = [call for request in sent for call in request.calls]
     assert {call.end for call in calls} == {call.end for call in ENDS}
     assert len({call.id for call in calls}) == len(calls)
-    assert {request.is_batch for request in sent} == {True, False}
+    assert {request.way for request in sent} == set(get_args(Way))
+    assert {call.header_s is None for call in calls} == {True, False}
     assert any(request.leave_after_s is not None for request in sent)
     assert any(request.asks_again for request in sent)
     assert 15 < len(calls) / 90 < 45
