@@ -21,7 +21,7 @@ from gateway.tenants import Tenant
 from sandbox.errors import CallTooLarge, Overloaded, Unavailable
 from sandbox.settings import GatewaySettings
 
-#: What keeps us from serving is looked at once a second, so nothing changes sooner.
+#: What keeps us from serving is looked at more often, but `Retry-After` counts in whole seconds.
 UNAVAILABLE_RETRY_S = 1.0
 #: A full gateway says nothing above this, however long its calls take: places come free all the time.
 LONGEST_RETRY_S = 60.0

@@ -110,6 +110,12 @@ def test_it_comes_to_the_truth_from_below(slots: int, call_s: float, seconds: fl
     assert wait_s is None or wait_s < 2 * service.waiting / slots * call_s
 
 
+def test_it_comes_there_soon() -> None:
+    """When every slot has ended two calls, the estimate is within a factor of two."""
+    service = busy(slots=8, call_s=2, waiting=1000, seconds=4)
+    assert service.wait_s() > service.waiting / 8 * 2 / 2
+
+
 def test_nobody_is_refused_for_want_of_knowledge() -> None:
     """A backlog of which it is not known how fast it goes keeps nobody out."""
     service = Service()
