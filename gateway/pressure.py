@@ -94,16 +94,16 @@ class Pressure:
         # Nearly every call ends here, in few steps.
         if calls < self._max_backlog and (calls + ahead) * (lane.seconds_per_call or 0.0) < deadline_s:
             return
-        if calls >= self._max_backlog:
-            too_many = calls - self._max_backlog + 1
-            self._refuse(
-                "backlog", f"{calls} calls wait, and no more may", too_many * (lane.seconds_per_call or 0.0)
-            )
         wait_s = self.wait_s(priority, ahead)
         if wait_s is not None and wait_s >= deadline_s:
             how_long = "without end" if wait_s == math.inf else f"about {wait_s:.0f} s"
             self._refuse(
                 "late", f"it would wait {how_long}, and is due in {deadline_s:g} s", wait_s - deadline_s
+            )
+        if calls >= self._max_backlog:
+            too_many = calls - self._max_backlog + 1
+            self._refuse(
+                "backlog", f"{calls} calls wait, and no more may", too_many * (lane.seconds_per_call or 0.0)
             )
 
     def _refuse(self, reason: str, why: str, retry_after_s: float) -> NoReturn:
