@@ -7,18 +7,31 @@ see what it was, try it again once the cause is mended, or drop it.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, Field
 
 from gateway.gateway import Gateway
+from gateway.openapi import ErrorAnswer
 from gateway.tenants import Tenant
+from sandbox.calls import ToolResult
 from sandbox.errors import NotFound, SandboxError
 from sandbox.queue import DeadLetter
 
 Entry = Annotated[str, Path(pattern=r"^[0-9]{1,20}-[0-9]{1,20}$")]
+
+_NONE: dict[int | str, dict[str, Any]] = {
+    404: {"model": ErrorAnswer, "description": "There is no such letter."},
+    422: {"model": ErrorAnswer, "description": "That can be no letter's entry."},
+    503: {"model": ErrorAnswer, "description": "No Redis."},
+}
+_SENT = _NONE | {
+    200: {"model": ToolResult, "description": "What came of it."},
+    409: {"model": ErrorAnswer, "description": "Somebody has asked for its end."},
+    429: {"model": ErrorAnswer, "description": "Full."},
+}
 
 #: As many as are kept.
 MOST = 1000
@@ -51,7 +64,7 @@ def make_dead_letters(gateway: Gateway) -> APIRouter:
             raise NotFound(f"there is no dead letter {entry}")
         return letter
 
-    @router.get("")
+    @router.get("", responses={422: _NONE[422], 503: _NONE[503]})
     async def dead_letters(count: int = Query(default=100, ge=1, le=MOST)) -> DeadLetters:
         """Calls that no worker survived."""
         found = await gateway.queue.dead_letters(count)
@@ -61,12 +74,12 @@ def make_dead_letters(gateway: Gateway) -> APIRouter:
         ]
         return DeadLetters(letters=lines)
 
-    @router.get("/{entry}")
+    @router.get("/{entry}", responses=_NONE)
     async def dead_letter(entry: Entry) -> DeadLetter:
         """One of them, with its program."""
         return await find(entry)
 
-    @router.post("/{entry}/send")
+    @router.post("/{entry}/send", responses=_SENT)
     async def send(entry: Entry) -> Response:
         """Run it again under a new id, and wait for its result. A verdict takes it off the list."""
         letter = await find(entry)
@@ -84,7 +97,7 @@ def make_dead_letters(gateway: Gateway) -> APIRouter:
             await gateway.queue.drop_dead_letter(entry)
         return Response(answer.raw, media_type="application/json")
 
-    @router.delete("/{entry}", status_code=204)
+    @router.post("/{entry}/drop", status_code=204, responses=_NONE)
     async def drop(entry: Entry) -> None:
         """Forget it."""
         if not await gateway.queue.drop_dead_letter(entry):

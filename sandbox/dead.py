@@ -80,7 +80,7 @@ def send(entry: Entry, url: Url = DEFAULT_URL) -> None:
 @dead_app.command()
 def drop(entry: Entry, url: Url = DEFAULT_URL) -> None:
     """Forget it."""
-    _ask("DELETE", _path(entry), url)
+    _ask("POST", f"{_path(entry)}/drop", url)
 
 
 def _path(entry: str) -> str:
