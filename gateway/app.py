@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
@@ -68,15 +68,19 @@ def create_app(settings: Settings, queue: CallQueue) -> FastAPI:
     app.state.gateway = gateway
     app.reader = reader
     app.keys_are_needed = gateway.keys.are_needed
+    hot: dict[str, ASGIApp] = {
+        "/v1/run": RunRoute(gateway, reader),
+        "/v1/batch": BatchRoute(gateway, reader),
+        "/v1/jobs": JobsRoute(gateway, reader),
+    }
     app.router.routes[:0] = [
-        Route("/v1/run", RunRoute(gateway, reader), methods=["POST"]),
-        Route("/v1/batch", BatchRoute(gateway, reader), methods=["POST"]),
-        Route("/v1/jobs", JobsRoute(gateway, reader), methods=["POST"]),
+        *(Route(path, route, methods=["POST"]) for path, route in hot.items()),
         Route("/v1/jobs/{call_id:path}", JobRoute(gateway, reader), methods=["GET", "DELETE"]),
     ]
     app.include_router(make_pages(gateway, reader, _TITLE, release))
     app.include_router(make_dead_letters(gateway))
     app.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_offline", "static")]))
+    app.add_middleware(_Shortcut, routes=hot)
     app.add_middleware(Authentication, keys=gateway.keys)
     app.add_middleware(Answers, gateway=gateway)
     return app
@@ -95,6 +99,24 @@ class _App(FastAPI):
         if self.keys_are_needed:
             add_keys(description)
         return description
+
+
+class _Shortcut:
+    """Leads what is posted to the hot routes past FastAPI's layers, which do nothing there for 10 µs of CPU a call.
+
+    Another method goes the long way, and is refused.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Mapping[str, ASGIApp]) -> None:
+        self._app = app
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        route = self._app
+        if scope["type"] == "http" and scope["method"] == "POST":
+            route = self._routes.get(scope["path"], route)
+        await route(scope, receive, send)
 
 
 class Answers:
