@@ -7,8 +7,8 @@ that other gateways put are known at the next pulse; our own since the last one 
 
 The pace is a mean over the last seconds. Over how many depends on the calls: slots that all run long programs become
 free in lumps, and between two lumps a short memory would see a service that stands still. So it goes back twice as
-long as a call takes, which is `running / pace`. A pace of which little is known yet begins as if every running call
-ended now, and comes down from there, for no call shall be refused for want of knowledge. And where nothing is taken
+long as a call takes, which is `running / pace`. A pace of which little is known yet begins as if every slot became
+free now, and comes down from there, for no call shall be refused for want of knowledge. And where nothing is taken
 for `t` seconds it comes down to `2 * running / t`, so that slots which are all stuck are found out.
 """
 
@@ -53,14 +53,14 @@ class Pressure:
         self._run_id = ""
         self._lanes = {"tool": _Lane(), "judge": _Lane()}
 
-    def note(self, pulse: Pulse) -> None:
-        """Learn from a pulse, as soon as it has come."""
+    def note(self, pulse: Pulse, slots: int) -> None:
+        """Learn from a pulse, as soon as it has come. `slots` are how many calls the live workers run at a time."""
         now = self._clock()
         if pulse.run_id != self._run_id:
             self._run_id = pulse.run_id
             self._lanes = {priority: _Lane() for priority in self._lanes}
         for priority, lane in self._lanes.items():
-            lane.note(pulse.streams[priority], now - self._heard_at)
+            lane.note(pulse.streams[priority], slots, now - self._heard_at)
         self._heard_at = now
         bound = ROOMY if self.is_full else FULL
         self.is_full = 0 < pulse.max_bytes * bound <= pulse.used_bytes
@@ -133,7 +133,7 @@ class _Lane:
         self._learned_s = 0.0  # how long calls have waited while we watched
         self._unseen_s = 0.0  # how long none have since then
 
-    def note(self, now: StreamPulse, elapsed_s: float) -> None:
+    def note(self, now: StreamPulse, slots: int, elapsed_s: float) -> None:
         """Learn where the stream stands, so long after the last time."""
         last, self._last = self._last, now
         self.waiting = now.waiting
@@ -142,17 +142,17 @@ class _Lane:
         taken = now.taken_total - last.taken_total
         # Where the stream was empty for a part of the time, workers could have taken more, and not less.
         if (last.waiting and now.waiting) or (self._learned_s and taken > self._pace * elapsed_s):
-            self._learn(taken, now.running, elapsed_s)
+            self._learn(taken, now.running, slots, elapsed_s)
         else:
             self._unseen_s += elapsed_s
             if self._unseen_s > FORGET_S:
                 self._learned_s, self.seconds_per_call = 0.0, None
 
-    def _learn(self, taken: int, running: int, elapsed_s: float) -> None:
+    def _learn(self, taken: int, running: int, slots: int, elapsed_s: float) -> None:
         self._unseen_s = 0.0
         self._learned_s += elapsed_s
         if self.seconds_per_call is None:
-            self._pace = (taken + running) / elapsed_s
+            self._pace = (taken + max(slots, running)) / elapsed_s
         else:
             two_calls_s = 2 * running / self._pace if self._pace else math.inf
             memory_s = min(self._learned_s, max(MEMORY_S, two_calls_s))

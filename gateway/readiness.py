@@ -127,7 +127,7 @@ class Readiness:
     def _note(self, pulse: Pulse) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         was_full = self._pressure.is_full
-        self._pressure.note(pulse)
+        self._pressure.note(pulse, self.slots)
         if self._pressure.is_full != was_full:
             used = {"used_bytes": pulse.used_bytes, "max_bytes": pulse.max_bytes}
             if was_full:

@@ -35,13 +35,9 @@ class Service:
 
     def pulse(self, **changed: int) -> None:
         tool = StreamPulse(self.waiting, len(self._ends), self.taken)
-        self.pressure.note(
-            Pulse(
-                self.run_id,
-                **({"used_bytes": 1, "max_bytes": 0} | changed),
-                streams={"tool": tool, "judge": NONE},
-            )
-        )
+        memory = {"used_bytes": 1, "max_bytes": 0} | changed
+        pulse = Pulse(self.run_id, **memory, streams={"tool": tool, "judge": NONE})
+        self.pressure.note(pulse, self.slots)
 
     def run(self, seconds: float, *, pulses: bool = True) -> None:
         """Let the clock go on, with a pulse at each step."""
@@ -185,6 +181,20 @@ def test_a_service_whose_slots_were_stuck_from_the_start_is_found_out_too() -> N
     assert service.refusal(60) is not None
 
 
+def test_workers_that_take_a_moment() -> None:
+    """Where calls wait for idle workers that have not taken them yet, nobody is sent away for that; for long they are."""
+    service = Service(slots=8)
+    service.waiting = 50
+    for _ in range(2):
+        service.pulse()
+        service.clock_s += STEP_S
+    assert service.refusal(10) is None
+    for _ in range(20):
+        service.pulse()
+        service.clock_s += STEP_S
+    assert service.refusal(10) is not None
+
+
 def test_workers_that_take_nothing_at_all() -> None:
     """Where calls wait, none runs and none is taken, the wait has no end."""
     service = Service(slots=0)
@@ -247,7 +257,7 @@ def test_a_count_that_redis_does_not_know_teaches_nothing() -> None:
     before_s = service.wait_s()
     tool = StreamPulse(service.waiting, 8, None)
     service.clock_s += STEP_S
-    service.pressure.note(Pulse("first", 1, 0, {"tool": tool, "judge": NONE}))
+    service.pressure.note(Pulse("first", 1, 0, {"tool": tool, "judge": NONE}), 8)
     assert service.wait_s() == before_s
 
 
