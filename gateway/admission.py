@@ -3,7 +3,7 @@
 Everything that waits in this process is counted here, in calls and in bytes of their requests, and bounded here:
 the batcher's list, the futures of the reply router and the bodies being read hold nothing without a permit. A
 permit is taken before the request is read, grows with what turns out to be in it, and is given back when its
-task has ended, also when the caller has gone: its program runs on and its place is not free.
+task has ended, as it does when the caller goes away: its call is cancelled then.
 
 A tenant can have a bound of its own on calls. What could never fit, however empty the gateway is, is too large
 (413), so that nobody sends it again and again.
