@@ -9,7 +9,8 @@ looks at any more is no error:
 - a fault, when the deadline has passed by `LATE_S` and no reply has come. The gateway asks the queue then what it
   knows of the call (`Gateway.overdue`), and answers by itself if that takes too long.
 
-Several callers may wait for one call. Whoever goes away leaves; the last one to leave has the call cancelled.
+Several callers may wait for one call. Whoever goes away leaves; the last one to leave has the call cancelled. One who
+joins with an earlier deadline has a future of its own, which is answered by then.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Waiting:
     callers: int = 1
     is_put: bool = False
     is_overdue: bool = False
+    joined: Waiting | None = None  # what this one waits for, but not for as long
 
 
 @dataclass(slots=True)
@@ -109,7 +111,13 @@ class ReplyRouter:
         if not call.is_again(waiting.queued.call):
             raise different(call.id)
         waiting.callers += 1
-        return waiting
+        loop = asyncio.get_running_loop()
+        if waiting.timer is None or loop.time() + call.deadline_s + LATE_S >= waiting.timer.when():
+            return waiting
+        hasty = Waiting(record, call.id, loop.create_future(), loop.time(), joined=waiting)
+        hasty.timer = loop.call_later(call.deadline_s + LATE_S, self._leave_behind, hasty)
+        waiting.future.add_done_callback(lambda future: self._pass_on(future, hasty))
+        return hasty
 
     def expect(self, queued: QueuedCall) -> Waiting:
         """Wait for a call that is about to be put."""
@@ -133,10 +141,13 @@ class ReplyRouter:
 
     def leave(self, waiting: Waiting) -> bool:
         """One caller less; whether nobody waits any more for an answer that has not come."""
-        waiting.callers -= 1
-        if waiting.callers or waiting.future.done():
+        if waiting.joined is not None and waiting.timer is not None:
+            waiting.timer.cancel()
+        shared = waiting.joined or waiting
+        shared.callers -= 1
+        if shared.callers or shared.future.done():
             return False
-        self._forget(waiting)
+        self._forget(shared)
         return True
 
     def answer(self, record: str, answer: Answer) -> None:
@@ -153,8 +164,7 @@ class ReplyRouter:
 
     def fault(self, waiting: Waiting, status: CallStatus, reason: str) -> None:
         """Answer for the service."""
-        result = ToolResult(id=waiting.call_id, status=status, reason=reason)
-        self.answer(waiting.record, Reply(status, result.model_dump_json().encode()))
+        self.answer(waiting.record, _fault(waiting.call_id, status, reason))
 
     def abandon(self, why: str) -> int:
         """Answer everything that still waits with Unavailable; say how many."""
@@ -192,6 +202,17 @@ class ReplyRouter:
             waiting.timer.cancel()
         if waiting.queued is not None:
             self.over(waiting.queued)
+
+    @staticmethod
+    def _pass_on(future: asyncio.Future[Answer], hasty: Waiting) -> None:
+        if not hasty.future.done():
+            hasty.future.set_result(future.result())
+
+    @staticmethod
+    def _leave_behind(hasty: Waiting) -> None:
+        if not hasty.future.done():
+            reason = "its deadline passed, and the call that it had joined goes on for others"
+            hasty.future.set_result(_fault(hasty.call_id, CallStatus.QUEUE_TIMEOUT, reason))
 
     def _is_late(self, waiting: Waiting) -> None:
         waiting.is_overdue = True
@@ -239,7 +260,9 @@ def read_reply(record: str, raw: bytes) -> Answer:
 
 
 def _unreadable(call_id: str) -> Reply:
-    result = ToolResult(
-        id=call_id, status=CallStatus.INTERNAL_ERROR, reason="the worker's reply could not be read"
-    )
-    return Reply(result.status, result.model_dump_json().encode())
+    return _fault(call_id, CallStatus.INTERNAL_ERROR, "the worker's reply could not be read")
+
+
+def _fault(call_id: str, status: CallStatus, reason: str) -> Reply:
+    result = ToolResult(id=call_id, status=status, reason=reason)
+    return Reply(status, result.model_dump_json().encode())

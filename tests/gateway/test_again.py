@@ -112,3 +112,21 @@ async def test_a_changed_call_leaves_nothing_running(serve: Serve, redis_of_test
     assert isinstance(await changed.future, InvalidCall)
     async with opened(redis_of_test) as queue:
         assert await queue.orders("echo") == [service.worker.seen[0].place]
+
+
+async def test_who_joins_with_less_time_is_answered_by_then(serve: Serve) -> None:
+    """A caller that joins with an earlier deadline gets a fault at that, and the first one its result."""
+    service = await serve()
+    loop = asyncio.get_running_loop()
+    first = asyncio.create_task(run(service, id="a", code="hold"))
+    await service.worker.has_seen(1)
+    began = loop.time()
+    hasty = await run(service, id="a", code="hold", deadline_s=0.2)
+    assert (hasty.status_code, hasty.json()["error"]["name"]) == (504, "QueueTimeout")
+    assert loop.time() - began < 3
+    also = asyncio.create_task(run(service, id="a", code="hold", deadline_s=30))
+    await until(lambda: service.gateway.admission.held == 2)
+    service.worker.released.set()
+    assert (await first).status_code == (await also).status_code == 200
+    assert len(service.worker.seen) == 1
+    assert len(service.gateway.replies) == 0

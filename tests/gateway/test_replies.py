@@ -269,7 +269,7 @@ async def test_an_id_in_flight_means_one_call() -> None:
     """The same call shares the future, a different one under its id is refused, and the id is free afterwards."""
     bench = Bench()
     waiting = bench.expect("a")
-    again = ToolCall(id="a", code="", deadline_s=1, priority="judge")
+    again = ToolCall(id="a", code="", deadline_s=90, priority="judge")
     assert bench.router.join(record("a"), again) is waiting
     with pytest.raises(InvalidCall, match="different call"):
         bench.router.join(record("a"), ToolCall(id="a", code="2"))
