@@ -161,7 +161,7 @@ class _Sentinels:
             where = sentinel.connection_pool.connection_kwargs
             try:
                 state = await _state(sentinel, service)
-            except (RedisError, OSError, RuntimeError) as exc:  # as in _redis.py
+            except (RedisError, OSError, RuntimeError, AttributeError) as exc:  # as in _redis.py
                 refusals += isinstance(exc, ResponseError) or mistake(exc) != ""
                 told.append(f"{where['host']}:{where['port']}: {exc}")
                 continue

@@ -242,7 +242,8 @@ def _one_meaning() -> Iterator[None]:
     """Turn all that redis-py raises into Unavailable; the message names the kind, for it may reach strangers.
 
     An error that Redis answers is of this sort too: OOM, LOADING, READONLY, MISCONF, NOAUTH say that it does
-    not serve us now. RuntimeError is what uvloop raises for a write after a connection was reset.
+    not serve us now. RuntimeError is what uvloop raises for a write after a connection was reset,
+    and AttributeError what redis-py raises where another task has closed the connection between two of its steps.
 
     A cancellation rises also when redis-py swallowed it: before Python 3.12 its `asyncio.wait_for` around a write
     returns what is done instead, and a loop that was to end would go on for ever.
@@ -252,7 +253,7 @@ def _one_meaning() -> Iterator[None]:
     cancellations = task.cancelling()
     try:
         yield
-    except (RedisError, OSError, RuntimeError) as exc:
+    except (RedisError, OSError, RuntimeError, AttributeError) as exc:
         if task.cancelling() > cancellations:
             raise asyncio.CancelledError from exc
         raise Unavailable(f"Redis does not serve us ({type(exc).__name__})", retry_after_s=1.0) from exc
