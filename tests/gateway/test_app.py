@@ -276,18 +276,6 @@ async def test_no_worker_is_503(serve: Serve) -> None:
     assert (ready.status_code, ready.json()) == (503, {"ok": False, "reason": "no worker is alive"})
 
 
-async def test_the_same_call_sent_again_shares_the_answer(serve: Serve) -> None:
-    """A caller that lost its connection may send its call again while it runs; it runs once."""
-    service = await serve()
-    first = asyncio.create_task(run(service, id="a", code="hold"))
-    await service.worker.has_seen(1)
-    second = asyncio.create_task(run(service, id="a", code="hold"))
-    await until(lambda: service.gateway.admission.held == 2)
-    service.worker.released.set()
-    assert (await first).content == (await second).content
-    assert len(service.worker.seen) == 1
-
-
 async def test_another_call_under_an_id_in_flight_is_refused(serve: Serve) -> None:
     """An id names one call: a different one would get the first one's result, so it is refused."""
     service = await serve()

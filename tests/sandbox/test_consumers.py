@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-
-import pytest
 
 from sandbox.calls import ToolCall
 from sandbox.keys import GROUP, Keys
@@ -13,15 +10,6 @@ from sandbox.queue import Backlog, CallQueue, Outcome, QueuedCall
 from tests.sandbox.jail.box import until
 
 TOOL = Keys("test").calls("tool")
-
-
-@pytest.fixture
-async def queue(redis_server) -> AsyncIterator[CallQueue]:
-    """A queue on each kind of Redis."""
-    queue = CallQueue(redis_server.settings)
-    await queue.open()
-    yield queue
-    await queue.close()
 
 
 async def put(queue: CallQueue, call_id: str) -> None:

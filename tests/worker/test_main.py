@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -68,15 +68,6 @@ def wait_line(process: subprocess.Popen[str], event: str) -> None:
         if f'"event": "{event}"' in line:
             return
     pytest.fail(f"it ended without {event!r}")
-
-
-@pytest.fixture
-async def queue(any_redis) -> AsyncIterator[CallQueue]:
-    """The queue as a gateway and another worker have it."""
-    queue = CallQueue(any_redis.settings)
-    await queue.open()
-    yield queue
-    await queue.close()
 
 
 async def put(queue: CallQueue, code: str) -> str:

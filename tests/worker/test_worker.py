@@ -221,15 +221,6 @@ async def serving(
         await running.queue.close()
 
 
-@pytest.fixture
-async def queue(any_redis) -> AsyncIterator[CallQueue]:
-    """The queue as a gateway has it."""
-    queue = CallQueue(any_redis.settings)
-    await queue.open()
-    yield queue
-    await queue.close()
-
-
 async def put(
     queue: CallQueue,
     *codes: str,
