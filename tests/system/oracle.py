@@ -133,6 +133,7 @@ class Counts:
     worst_over_deadline_s: float = 0.0
     executed: int = 0  # proved by a value
     refused: int = 0
+    worst_refusal_s: float = 0.0  # until a caller heard that it was refused
     left: int = 0
     sent_again: int = 0  # attempts beyond a call's first
     ran_again: int = 0  # calls with two values, for which Redis is excused
@@ -147,7 +148,8 @@ class Counts:
     def figures(self) -> dict[str, Any]:
         """All but the sentences, by name."""
         told = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "complaints"}
-        return told | {"worst_over_deadline_s": round(self.worst_over_deadline_s, 2)}
+        rounded = ("worst_over_deadline_s", "worst_refusal_s")
+        return told | {name: round(told[name], 2) for name in rounded}
 
 
 class Oracle:
@@ -239,6 +241,11 @@ class Oracle:
         call = story[0].call
         counts.sent_again += len(story) - 1
         self._count_values(counts, story)
+        for attempt in story:
+            if attempt.ending is Ending.REFUSED:
+                at, _ = attempt.answers[0]
+                refusal_s = at - attempt.sent_at - self._still_s(attempt.sent_at, at)
+                counts.worst_refusal_s = max(counts.worst_refusal_s, refusal_s)
         answered = next((attempt for attempt in story if attempt.ending is Ending.ANSWERED), None)
         last = story[-1].ending
         if answered is not None:

@@ -124,6 +124,7 @@ def test_a_refused_call_was_not_taken() -> None:
     error = {"http": 503, "error": {"name": "Unavailable", "message": "no worker is alive"}}
     counts = counted(lambda call, _: [error], CALL, patience_s=5)
     assert (counts.accepted, counts.refused, counts.sent_again) == (0, 1, 0)
+    assert 0 < counts.worst_refusal_s < PROMPT_S
     assert counts.is_clean
 
 
