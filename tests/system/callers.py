@@ -88,7 +88,8 @@ class Callers:
         except TimeoutError:
             pass
         except httpx.TransportError:
-            ending = Ending.BROKE
+            if leave_after_s is None:  # else nobody was to hear of it anyway
+                ending = Ending.BROKE
         for attempt in attempts:
             self.oracle.end(attempt, ending)
 

@@ -118,23 +118,26 @@ class Chaos:
             return
         begin = time.monotonic()
         say(f"{step}: process {victim.pid}")
-        done = Done(step.fault, begin, begin + max(step.lasts_s, EFFECT_S))
-        self.done.append(done)
+        self.done.append(Done(step.fault, begin, begin + max(step.lasts_s, EFFECT_S)))
         if fault.signal == "STOP":
             self._frozen.add(victim)
             await asyncio.sleep(step.lasts_s)
             send_signal(victim, signal.SIGCONT)
             self._frozen.discard(victim)
         elif fault.target == "redis":
-            self.oracle.forgot()
+            with self.oracle.forgetting():
+                await self._end_of(victim)
         elif fault.target == "gateway":
             # Its listening socket is the supervisor's, and connections wait in it for the next gateway.
-            await asyncio.to_thread(until, lambda: not victim.lives, "the end of a gateway", 60)
+            await self._end_of(victim)
             begin = time.monotonic()
             mark = len(self._stack.log)
             await asyncio.to_thread(self._stack.wait_log, mark, "listening", program="gateway")
         if fault.target == "gateway":
             self.oracle.stood_still(begin, time.monotonic())
+
+    async def _end_of(self, victim: Process) -> None:
+        await asyncio.to_thread(until, lambda: not victim.lives, f"the end of {victim}", 60)
 
     async def _find(self, target: str, share: float) -> Process | None:
         end = time.monotonic() + FIND_S

@@ -13,18 +13,20 @@ breaks is no answer, and the caller sends the call again under its id. What has 
 lost, and so is what was answered later than its deadline, the second, and `ALLOWANCE_S`.
 
 Two things are no fault of the service, and whoever causes them says so. While a gateway stands still or is gone
-(`stood_still`), nobody can answer on its connections. When Redis starts again empty (`forgot`), a call that had its
+(`stood_still`), nobody can answer on its connections. When Redis starts again empty (`forgetting`), a call that had its
 answer can run once more if it is sent once more.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto
 from typing import Any
@@ -164,7 +166,7 @@ class Oracle:
         self._stories: dict[str, list[Attempt]] = {}
         self._strays: list[str] = []
         self._still: list[tuple[float, float]] = []
-        self._forgot: list[float] = []
+        self._forgot: list[tuple[float, float]] = []
 
     # ---- what callers tell ----
 
@@ -205,15 +207,22 @@ class Oracle:
         with self.changed:
             self._still.append((begin, end))
 
-    def forgot(self) -> None:
-        """Redis has lost all that it held."""
+    @contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """Redis loses all that it holds, at some moment of this block."""
         with self.changed:
-            self._forgot.append(self.now())
+            number = len(self._forgot)
+            self._forgot.append((self.now(), math.inf))
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._forgot[number] = (self._forgot[number][0], self.now())
 
     def has_forgotten(self, since: float) -> bool:
         """Whether Redis has lost all that it held since then."""
         with self.changed:
-            return any(at >= since for at in self._forgot)
+            return any(end >= since for _, end in self._forgot)
 
     # ---- what came of it ----
 
@@ -310,7 +319,7 @@ class Oracle:
     def _is_excused(self, story: Iterable[Attempt]) -> bool:
         """Whether Redis lost everything while this call was in use."""
         times = [at for attempt in story for at in (attempt.sent_at, *(at for at, _ in attempt.answers))]
-        return any(min(times) <= at <= max(times) for at in self._forgot)
+        return any(begin <= max(times) and end >= min(times) for begin, end in self._forgot)
 
 
 def fault_of(body: Mapping[str, Any]) -> str | None:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import get_args
 
 import pytest
@@ -44,20 +45,25 @@ def fault(call: Call) -> Result:
 
 
 def counted(
-    lie: Lie, *calls: Call, way: Way = "run", patience_s: float = 0.0, times: int = 1, forgets: bool = False
+    lie: Lie,
+    *calls: Call,
+    way: Way = "run",
+    patience_s: float = 0.0,
+    times: int = 1,
+    forgets: bool = False,
+    leave_after_s: float | None = None,
 ) -> Counts:
     """What the oracle says of calls that were sent to a service with this lie."""
     oracle = Oracle(allowance_s=PROMPT_S)
 
     def heard(call: Call, n: int) -> list[Result] | None:
-        if forgets:
-            oracle.forgot()
-        return lie(call, n)
+        with oracle.forgetting() if forgets else nullcontext():
+            return lie(call, n)
 
     async def send(url: str) -> None:
         callers = Callers(url, oracle, curiosity_s=0.2)
         for _ in range(times):
-            await callers.send(calls, way=way, patience_s=patience_s)
+            await callers.send(calls, way=way, patience_s=patience_s, leave_after_s=leave_after_s)
         await callers.close()
 
     with service(heard, {call.id: call for call in calls}) as url:
@@ -136,6 +142,13 @@ def test_a_lost_call_is_seen(way: Way) -> None:
     assert not counts.is_clean
 
 
+def test_who_leaves_loses_nothing() -> None:
+    """A caller that was to go gets no answer and misses none, whichever end of the connection went first."""
+    for lie in ([], None):
+        counts = counted(lambda call, _, lie=lie: lie, CALL, leave_after_s=0.2)
+        assert (counts.accepted, counts.left, counts.sent_again) == (0, 1, 0)
+
+
 @pytest.mark.parametrize("way", get_args(Way))
 def test_a_broken_connection_is_sent_again(way: Way) -> None:
     """The second attempt has the answer; without one in the caller's patience the call is lost."""
@@ -211,10 +224,13 @@ def test_redis_may_forget_an_answer() -> None:
         oracle.answer(oracle.attempt(CALL, 1), truth(CALL, token))
     assert oracle.count().duplicates == 1
     now[0] = 4.0
-    oracle.forgot()
-    assert oracle.count().duplicates == 1
+    with oracle.forgetting():
+        assert oracle.count().duplicates == 1
+        assert oracle.has_forgotten(since=100.0), "it may still lose what comes later"
+    assert not oracle.has_forgotten(since=100.0)
     now[0] = 2.0
-    oracle.forgot()
+    with oracle.forgetting():
+        pass
     assert (oracle.count().duplicates, oracle.count().ran_again) == (0, 1)
 
 
