@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import redis
 
 from sandbox.jail.cgroups import FOLDER, find_place
 from sandbox.keys import GROUP, Keys
 
-from .processes import LOOK_S
-from .stack import Stack
+from .processes import LOOK_S, Process
 
 #: Within this time the last of what ended is gone: a lease, a heartbeat, a trim, and the kernel's own work.
 SETTLE_S = 30.0
@@ -35,7 +34,16 @@ def in_redis(client: redis.Redis, namespace: str = "sandbox") -> list[str]:
     return left + [f"{name} never expires" for name in lasting]
 
 
-def on_machine(stack: Stack, workers: Iterable[int], mounts: set[str]) -> list[str]:
+class Ended(Protocol):
+    """What is asked of a stack that has ended."""
+
+    directory: Path
+
+    def processes(self) -> set[Process]:
+        """Those of its own that live."""
+
+
+def on_machine(stack: Ended, workers: Iterable[int], mounts: set[str]) -> list[str]:
     """What is there of a stack that has ended, of all the workers that it ever had, and new mounts of its own."""
     left = [f"process {process.pid}: {process.command[:80]}" for process in stack.processes()]
     left += [f"file {path}" for path in stack.directory.rglob("*")]

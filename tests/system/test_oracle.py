@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 
 from sandbox import CallStatus
+from sandbox.jail.cgroups import FOLDER, find_place
 from sandbox.keys import GROUP, Keys
 from tests.conftest import RunningRedis
 
 from .callers import Callers, Way
-from .chaos import by_fault, send_signal
-from .leftovers import in_redis
+from .chaos import Done, by_fault, send_signal
+from .leftovers import in_redis, mounts_of_ours, on_machine
 from .lying import Lie, Result, service
 from .oracle import Call, Counts, Oracle
 from .plan import FAULTS, faults, requests
-from .processes import alive
+from .processes import Process, alive
 
 #: Where the machine is no excuse.
 PROMPT_S = 0.5
@@ -258,6 +263,37 @@ async def test_what_is_left_in_redis_is_seen(any_redis: RunningRedis) -> None:
         assert in_redis(client) == []
 
 
+def test_what_is_left_on_the_machine_is_seen(tmp_path: Path) -> None:
+    """A process, a file, a control group of a worker, and a mount; each for as long as it is there."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount and make control groups")
+    [own] = [process for process in alive() if process.pid == os.getpid()]
+    folder = tmp_path / "stack-of-a-test"
+    folder.mkdir()
+    mounts = mounts_of_ours()
+
+    def left(*processes: Process) -> list[str]:
+        gone = SimpleNamespace(directory=folder, processes=lambda: set(processes))
+        return [each.split()[0] for each in on_machine(gone, [os.getpid()], mounts)]
+
+    assert left() == []
+    assert left(own) == ["process"]
+    (folder / "redis.sock").touch()
+    assert left() == ["file"]
+    (folder / "redis.sock").unlink()
+    for parent in find_place().parents.values():
+        group = parent / f"{FOLDER}-w{os.getpid()}-test"
+        group.mkdir()
+        assert left() == ["group"]
+        group.rmdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(folder)], check=True)
+    try:
+        assert left() == ["mount"]
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+    assert left() == []
+
+
 def test_a_plan_follows_from_its_seed() -> None:
     """The same seed gives the same faults and requests, another one gives others."""
     assert (faults(7, 90), requests(7, 90)) == (faults(7, 90), requests(7, 90))
@@ -281,8 +317,6 @@ def test_a_plan_has_everything_in_it() -> None:
 
 def test_faults_are_told_by_the_kind_that_they_came_with() -> None:
     """A call that was open while something died counts for it; others do not."""
-    from .chaos import Done
-
     now = [0.0]
     oracle = Oracle(clock=lambda: now[0])
     for number, at in enumerate((0.0, 10.0)):
@@ -297,8 +331,5 @@ def test_faults_are_told_by_the_kind_that_they_came_with() -> None:
 
 def test_no_signal_for_another_life() -> None:
     """A number that was given out again is not signalled."""
-    from dataclasses import replace
-    from signal import SIGKILL
-
     [own] = [process for process in alive() if process.pid == os.getpid()]
-    assert not send_signal(replace(own, started=own.started - 1), SIGKILL)
+    assert not send_signal(replace(own, started=own.started - 1), signal.SIGKILL)
