@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -100,11 +101,12 @@ def service() -> Iterator[Stack]:
 )
 def test_a_verdict(service: Stack, code: str, limits: dict[str, Any], expected: dict[str, Any]) -> None:
     """A program's end is answered with 200, its status, how it ended and what it wrote on either stream."""
-    answer = service.run(code, id="v", limits=limits)
+    name = uuid4().hex
+    answer = service.run(code, id=name, limits=limits)
     result = answer.json()
     assert answer.status_code == 200
-    assert {name: result[name] for name in expected} == expected
-    assert (result["id"], result["reason"]) == ("v", None)
+    assert {field: result[field] for field in expected} == expected
+    assert (result["id"], result["reason"]) == (name, None)
     assert result["usage"]["wall_s"] > 0
 
 
