@@ -38,6 +38,10 @@ from sandbox.settings import Settings
 
 log = logging.getLogger(__name__)
 
+#: At the start, before connections are taken: who waits in our socket while we start again shall not be refused for
+#: want of news. Without a Redis they are told so after that.
+FIRST_NEWS_S = 2.0
+
 _DRAINING = Obstacle("draining", "this gateway is shutting down")
 
 
@@ -211,6 +215,7 @@ class Gateway:
         """Serve inside of the block. Starts also without a Redis, and waits for it."""
         loops = asyncio.create_task(self._run_loops())
         try:
+            await told_within(self.readiness.heard, FIRST_NEWS_S)
             yield
         finally:
             await self._end(loops)
@@ -264,6 +269,7 @@ class Gateway:
             self._abandon("this gateway failed; the call may have run")
             self.crash = exc
             self.crashed.set()
+            self.readiness.heard.set()
 
     async def _open(self) -> bool:
         """Open the queue as soon as there is one; False when told to stop before that."""

@@ -63,6 +63,8 @@ class Readiness:
         may have lost calls.
         """
         self.workers: list[WorkerInfo] = []
+        #: Set once Redis has answered, or never will.
+        self.heard = asyncio.Event()
         #: Calls that the workers which take any can run at a time.
         self.slots = 0
         #: Set when this process itself takes no more calls, for good.
@@ -123,6 +125,7 @@ class Readiness:
         if self._silence is not None:
             log.info("Redis answers", extra={"workers": len(self.workers)})
         self._silence = None
+        self.heard.set()
 
     def _note(self, pulse: Pulse) -> None:
         self._heard_at = asyncio.get_running_loop().time()
