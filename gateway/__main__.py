@@ -17,6 +17,7 @@ import uvloop
 from fastapi import FastAPI
 
 from gateway.app import create_app
+from gateway.connection import Connection
 from gateway.gateway import Gateway
 from sandbox.api_keys import refuse_open_door
 from sandbox.errors import ConfigError
@@ -152,7 +153,7 @@ class _Server(uvicorn.Server):
 def _config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=Connection,
         ws="none",
         lifespan="on",
         interface="asgi3",

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.connection import UNREAD_S
 from gateway.dead import make_dead_letters
 from gateway.gateway import Gateway
 from gateway.openapi import add_hot_routes, add_keys
@@ -32,9 +33,6 @@ from sandbox.queue import CallQueue
 from sandbox.settings import Settings
 
 log = logging.getLogger(__name__)
-
-#: A caller that takes nothing of its answer for so long is gone; it would hold its permits for ever.
-UNREAD_S = 60.0
 
 _TITLE = "RoC Sandbox"
 _DESCRIPTION = "Runs the Python that language models write: a call goes in, a result comes out."

@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from gateway.__main__ import ANSWER_S
 from gateway.admission import Admission
 from gateway.app import create_app
+from gateway.connection import Connection
 from gateway.gateway import Gateway
 from gateway.metrics import Metrics
 from gateway.pressure import Pressure
@@ -97,10 +98,16 @@ async def lent(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @asynccontextmanager
-async def listening(service: Service) -> AsyncIterator[tuple[str, int]]:
+async def listening(service: Service, keep_alive_s: int = 5) -> AsyncIterator[tuple[str, int]]:
     """Serve a gateway on a socket too, for callers who hang up; host and port."""
     config = uvicorn.Config(
-        service.app, http="httptools", ws="none", lifespan="off", interface="asgi3", log_config=None
+        service.app,
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        timeout_keep_alive=keep_alive_s,
     )
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
