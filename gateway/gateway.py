@@ -156,8 +156,8 @@ class Gateway:
                 told.set_result(outcome)
             return
         waiting = self.replies.get(queued.record)
-        if waiting is None:
-            return  # its callers left while it was on its way; it is cancelled after this
+        if waiting is None or waiting.queued is not queued:
+            return  # its callers left while it was on its way; it is cancelled, unless who came since then joins it
         if isinstance(outcome, Unavailable):
             self.replies.answer(
                 queued.record,
@@ -171,7 +171,7 @@ class Gateway:
         elif outcome.outcome == "kept":
             self.replies.answer(queued.record, read_reply(queued.record, outcome.result))
         else:
-            waiting.is_put = True
+            self.replies.was_put(waiting)
 
     def _is_over(self, queued: QueuedCall) -> None:
         self.batcher.over(queued)

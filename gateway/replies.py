@@ -67,6 +67,7 @@ class Waiting:
     callers: int = 1
     is_put: bool = False
     is_overdue: bool = False
+    early: Answer | None = None  # came before we knew whether it is this call's; see `_receive`
     joined: Waiting | None = None  # what this one waits for, but not for as long
 
 
@@ -150,6 +151,12 @@ class ReplyRouter:
         self._forget(shared)
         return True
 
+    def was_put(self, waiting: Waiting) -> None:
+        """The queue has it, and what comes under its name is its answer; that may have come already."""
+        waiting.is_put = True
+        if waiting.early is not None:
+            self.answer(waiting.record, waiting.early)
+
     def answer(self, record: str, answer: Answer) -> None:
         """Resolve the call's future; an answer that nobody waits for is dropped and counted."""
         waiting = self._waiting.get(record)
@@ -189,7 +196,15 @@ class ReplyRouter:
                 log.info("replies are read again")
                 away = False
             for record, raw in replies:
-                self.answer(record, read_reply(record, raw))
+                self._receive(record, read_reply(record, raw))
+
+    def _receive(self, record: str, answer: Answer) -> None:
+        """Answer, unless the put will only tell what has this name: ours, or what others have left under it."""
+        waiting = self._waiting.get(record)
+        if waiting is not None and waiting.queued is not None and not waiting.is_put:
+            waiting.early = answer
+        else:
+            self.answer(record, answer)
 
     def _add(self, record: str, call_id: str) -> Waiting:
         loop = asyncio.get_running_loop()

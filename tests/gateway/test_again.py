@@ -13,8 +13,9 @@ from sandbox.calls import ToolCall
 from sandbox.errors import InvalidCall
 from sandbox.queue import CallQueue
 from sandbox.settings import RedisSettings
+from tests.conftest import RunningRedis
 
-from .conftest import Serve, Service, opened, until
+from .conftest import Serve, Service, bench, opened, until
 
 
 async def run(service: Service, **call: Any) -> httpx.Response:
@@ -130,3 +131,39 @@ async def test_who_joins_with_less_time_is_answered_by_then(serve: Serve) -> Non
     assert (await first).status_code == (await also).status_code == 200
     assert len(service.worker.seen) == 1
     assert len(service.gateway.replies) == 0
+
+
+async def test_a_kept_result_of_another_program(any_redis: RunningRedis) -> None:
+    """A caller that goes while its call is put, and one with another program under the id: that one is refused."""
+    async with bench(any_redis.settings) as serve:
+        service = await serve()
+        gateway = service.gateway
+        call, changed = ToolCall(id="a", code="echo 1"), ToolCall(id="a", code="echo 2")
+        first = gateway.submit(call, ANONYMOUS)
+        await first.future
+        gateway.leave(first)
+        any_redis.freeze()
+        again = gateway.submit(call, ANONYMOUS)
+        await until(lambda: len(gateway.line) == 0)
+        gateway.leave(again)
+        other = gateway.submit(changed, ANONYMOUS)
+        any_redis.thaw()
+        assert isinstance(await other.future, InvalidCall)
+        gateway.leave(other)
+
+
+async def test_a_late_result_of_another_program(any_redis: RunningRedis) -> None:
+    """What comes of a program that its caller has left is no answer for who sends another one under its id."""
+    async with bench(any_redis.settings) as serve:
+        service = await serve()
+        gateway = service.gateway
+        first = gateway.submit(ToolCall(id="a", code="hold"), ANONYMOUS)
+        await service.worker.has_seen(1)
+        any_redis.freeze()
+        service.worker.released.set()
+        await asyncio.sleep(0)
+        gateway.leave(first)
+        other = gateway.submit(ToolCall(id="a", code="echo"), ANONYMOUS)
+        any_redis.thaw()
+        assert isinstance(await other.future, InvalidCall)
+        gateway.leave(other)

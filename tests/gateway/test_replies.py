@@ -61,9 +61,12 @@ class Bench:
             lambda queued: self.over.append(queued.record),
         )
 
-    def expect(self, name: str, deadline_s: float = 60.0) -> Waiting:
+    def expect(self, name: str, deadline_s: float = 60.0, *, is_put: bool = True) -> Waiting:
         call = ToolCall(id=name, code="", deadline_s=deadline_s)
-        return self.router.expect(QueuedCall(call, record(name), 0, 0))
+        waiting = self.router.expect(QueuedCall(call, record(name), 0, 0))
+        if is_put:
+            self.router.was_put(waiting)
+        return waiting
 
     def value(self, name: str) -> float:
         return value(self.metrics, name)
@@ -156,6 +159,22 @@ async def test_each_reply_finds_its_future() -> None:
     await run
     assert len(bench.router) == 0
     assert bench.value("sandbox_gateway_call_seconds_count") == 3
+
+
+async def test_a_reply_that_overtakes_its_put_is_kept_until_then() -> None:
+    """Before a call is put nobody knows whether a reply under its name is its own."""
+    bench = Bench()
+    waiting = bench.expect("a", is_put=False)
+    stop = asyncio.Event()
+    run = asyncio.create_task(bench.router.run(stop))
+    bench.inbox.incoming.put_nowait([(record("a"), reply("a"))])
+    await until(lambda: bench.inbox.reads == 2)
+    assert not waiting.future.done()
+    bench.router.was_put(waiting)
+    assert await waiting.future == Reply(CallStatus.OK, reply("a"))
+    stop.set()
+    bench.inbox.incoming.put_nowait([])
+    await run
 
 
 async def test_a_second_reply_is_dropped_and_counted() -> None:
