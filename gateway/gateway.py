@@ -126,7 +126,17 @@ class Gateway:
             if found.state == "unknown":
                 raise NotFound(f"nobody knows a call {call_id}, or not any more")
             await asyncio.wait({waiting.future}, timeout=wait_s)
-            return waiting.future.result() if waiting.future.done() else None
+            if not waiting.future.done():
+                return None
+            answer = waiting.future.result()
+            if waiting.queued is not None:
+                # Who sent it here too may have been answered by us, for a deadline or a program of its own.
+                found = await self.queue.look(record)
+                if found.state in {"running", "waiting"}:
+                    return None
+                if found.state == "done":
+                    return read_reply(record, found.detail)
+            return answer
         finally:
             if self.replies.leave(waiting):
                 self.batcher.cancel(record)  # our part of it: a job goes on

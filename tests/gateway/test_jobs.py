@@ -94,6 +94,25 @@ async def test_a_fault_is_an_answer(serve: Serve) -> None:
     await service.worker.has_seen(2)
 
 
+@pytest.mark.parametrize(
+    ("also", "error_name"),
+    [({"code": "hold", "deadline_s": 0.1}, "InternalError"), ({"code": "echo"}, "InvalidCall")],
+)
+async def test_a_job_that_is_sent_otherwise_meanwhile(
+    serve: Serve, also: dict[str, Any], error_name: str
+) -> None:
+    """Who waits for a job is not told what was wrong with another sending of its id: a deadline, a program."""
+    service = await serve()
+    await post(service, id="a", code="hold")
+    await service.worker.has_seen(1)
+    waiting = asyncio.create_task(get(service, "a", wait_s=30))
+    await until(lambda: len(service.gateway.replies) == 1)
+    assert error(await service.http.post("/v1/run", json={"id": "a", **also})) == error_name
+    assert (await waiting).status_code == 202
+    service.worker.released.set()
+    assert (await get(service, "a", wait_s=30)).json()["status"] == "ok"
+
+
 async def test_nobody_knows_it(serve: Serve) -> None:
     """An id that was never sent, or that no call can have, is 404, and to end it ends nothing."""
     service = await serve()
