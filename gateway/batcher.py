@@ -165,11 +165,8 @@ class Batcher:
         calls: list[QueuedCall] = []
         size = 0
         while len(calls) < FLUSH_CALLS and size < FLUSH_SIZE and (queued := self._line.pop()):
-            if queued.is_job or self._replies.wants(queued):
-                size += _size(queued.call)
-                calls.append(queued)
-            else:  # its callers left
-                self._line.answered(queued)
+            size += _size(queued.call)
+            calls.append(queued)
         return calls
 
 

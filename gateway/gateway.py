@@ -28,10 +28,10 @@ from gateway.line import Line
 from gateway.metrics import Metrics
 from gateway.pressure import Pressure
 from gateway.readiness import ASK_AGAIN_S, Obstacle, Readiness
-from gateway.replies import Answer, ReplyRouter, Waiting, different, read_reply
+from gateway.replies import LATE_S, Answer, ReplyRouter, Waiting, different, read_reply
 from gateway.tenants import KeyRing, Tenant
 from sandbox.calls import CallStatus, ToolCall
-from sandbox.errors import NotFound, Unavailable
+from sandbox.errors import NotFound, QueueTimeout, Unavailable
 from sandbox.process import told_within
 from sandbox.queue import CallQueue, Found, Put, QueuedCall
 from sandbox.settings import Settings
@@ -98,13 +98,20 @@ class Gateway:
             self.batcher.cancel(waiting.record)
 
     async def submit_job(self, call: ToolCall, tenant: Tenant) -> None:
-        """Queue a call whose result somebody will ask for. Raises what `submit` does, and Unavailable."""
+        """Queue a call whose result somebody will ask for. Raises what `submit` does, QueueTimeout and Unavailable."""
         self._check_pressure(call, tenant)
         queued = self._queued(call, self.queue.record(tenant.name, call.id), is_job=True)
         told: asyncio.Future[Put | Unavailable] = asyncio.get_running_loop().create_future()
         self._jobs[queued] = told
         self.batcher.add(queued, tenant)
-        outcome = await told
+        try:
+            async with asyncio.timeout(call.deadline_s + LATE_S):
+                outcome = await told
+        except TimeoutError as exc:
+            raise QueueTimeout("it could not be queued before its deadline") from exc
+        finally:
+            self._jobs.pop(queued, None)
+            self.batcher.over(queued)
         if isinstance(outcome, Unavailable):
             raise outcome
         if outcome.outcome == "other":
@@ -144,8 +151,13 @@ class Gateway:
     async def stop_job(self, call_id: str, tenant: Tenant) -> bool:
         """End a call, whoever waits for it. False when it had ended before, or nobody knows it."""
         record = self.queue.record(tenant.name, call_id)
+        waiting = self.replies.get(record)
+        is_held_back = waiting is not None and waiting.queued is not None and not waiting.is_put
+        if is_held_back:  # the queue may not know it yet
+            self.replies.answer(record, read_reply(record, b""))
+            self.batcher.cancel(record)
         found = await self.queue.stop(record)
-        return found.state in {"running", "waiting"}
+        return is_held_back or found.state in {"running", "waiting"}
 
     def _check_pressure(self, call: ToolCall, tenant: Tenant) -> None:
         self.pressure.check(call.priority, call.deadline_s, self.line.ahead(call.priority, tenant))
@@ -161,7 +173,7 @@ class Gateway:
             self.pressure.note_put(queued.call.priority, 1)
         if queued.is_job:
             self.batcher.over(queued)  # whoever waits for it, we are not told of its end
-            told = self._jobs.pop(queued, None)
+            told = self._jobs.get(queued)
             if told is not None and not told.done():  # else it was abandoned, or its caller has gone
                 told.set_result(outcome)
             return

@@ -2,7 +2,8 @@
 
 Theory of operation. A request lays its call in the line (`push`). The batcher takes calls from it (`pop`) while it
 packs a round trip, and puts them into the streams in that order. A call is over by its answer, whatever that is
-(`answered`). One that nobody wants any more stands here until its turn, and leaves without a place in Redis.
+(`answered`). One that nobody wants any more is over too, and leaves the line at once: its permit is given back, so
+nothing else would bound how many of those stand here.
 
 Why calls are held back. Once in a stream a call cannot be overtaken, since workers read a stream in its order. Whoever
 sends ten thousand calls at once would have them all done before the next caller's first. So where tenants are named,
@@ -22,7 +23,7 @@ Nothing is kept for who has no calls: who comes back begins like a newcomer, at 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -97,11 +98,12 @@ class Line(Generic[T]):
         return self._tool.clear() + self._judge.clear()
 
     def answered(self, queued: T) -> bool:
-        """Give back the place of a call that has left and has its answer. True when another may leave for it."""
+        """Forget a call that is over: its place in the line, or in Redis. True when another may leave for it."""
+        lane = self._lanes[queued.call.priority]
         if queued not in self._in_redis:
+            lane.remove(queued)
             return False
         self._in_redis.remove(queued)
-        lane = self._lanes[queued.call.priority]
         lane.in_redis -= 1
         return lane.length > 0
 
@@ -121,13 +123,14 @@ class Line(Generic[T]):
 class _Lane(Generic[T]):
     """The calls of one priority, and whose turn it is."""
 
-    __slots__ = ("_by_tenant", "_turns", "in_redis", "length")
+    __slots__ = ("_by_tenant", "_shares", "_turns", "in_redis", "length")
 
     def __init__(self) -> None:
         self.length = 0
         self.in_redis = 0
         self._by_tenant: dict[str, _Share[T]] = {}  # of those that have calls
         self._turns: deque[_Share[T]] = deque()  # the same, and the first one has its turn
+        self._shares: dict[T, _Share[T]] = {}  # by each of their calls
 
     def push(self, queued: T, tenant: Tenant) -> None:
         share = self._by_tenant.get(tenant.name)
@@ -135,12 +138,14 @@ class _Lane(Generic[T]):
             share = self._by_tenant[tenant.name] = _Share(tenant)
             self._turns.append(share)
         share.tenant = tenant  # whose weight may be another than it was at its last call
-        share.calls.append(queued)
+        share.calls[queued] = None
+        self._shares[queued] = share
         self.length += 1
 
     def pop(self) -> T:
         share = self._turns[0]
-        queued = share.calls.popleft()
+        queued, _ = share.calls.popitem(last=False)
+        del self._shares[queued]
         self.length -= 1
         share.left -= 1
         if not share.calls:
@@ -151,8 +156,19 @@ class _Lane(Generic[T]):
             self._turns.rotate(-1)
         return queued
 
+    def remove(self, queued: T) -> None:
+        share = self._shares.pop(queued, None)
+        if share is None:
+            return
+        del share.calls[queued]
+        self.length -= 1
+        if not share.calls:
+            self._turns.remove(share)
+            del self._by_tenant[share.tenant.name]
+
     def clear(self) -> list[T]:
         calls = [queued for share in self._turns for queued in share.calls]
+        self._shares.clear()
         self._turns.clear()
         self._by_tenant.clear()
         self.length = 0
@@ -173,5 +189,5 @@ class _Share(Generic[T]):
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
-        self.calls: deque[T] = deque()
+        self.calls: OrderedDict[T, None] = OrderedDict()  # a dict is slow to find its first one
         self.left = tenant.weight  # calls that it may still send in this turn

@@ -17,7 +17,7 @@ from sandbox.calls import ToolCall, ToolResult
 
 _REF = "#/components/schemas/{model}"
 _RUN_ERRORS = (409, 413, 422, 429, 500, 503, 504)
-_JOBS_ERRORS = (413, 422, 429, 500, 503)
+_JOBS_ERRORS = (413, 422, 429, 500, 503, 504)
 _JOB_ERRORS = (404, 409, 422, 429, 500, 503)
 _END_ERRORS = (404, 500, 503)
 _BATCH_ERRORS = (413, 422, 429, 500, 503)

@@ -65,6 +65,7 @@ class Bench:
         self.refused: list[str] = []
         self.found: dict[str, Found | Unavailable] = {}
         self.wanted: set[str] = set()
+        self.made: dict[str, QueuedCall] = {}
         self.batcher = Batcher(
             self.outbox,  # type: ignore[arg-type]
             "gateway",
@@ -92,7 +93,9 @@ class Bench:
     def make(self, calls: int, code: str = "") -> list[QueuedCall]:
         names = [str(next(self._numbers)) for _ in range(calls)]
         self.wanted |= set(names)
-        return [QueuedCall(ToolCall(id=name, code=code), name, 0, 0) for name in names]
+        made = [QueuedCall(ToolCall(id=name, code=code), name, 0, 0) for name in names]
+        self.made |= zip(names, made, strict=True)
+        return made
 
     def add(self, calls: int, code: str = "") -> list[str]:
         made = self.make(calls, code)
@@ -103,6 +106,8 @@ class Bench:
     def leave(self, record: str) -> None:
         """What a gateway does when the last caller has gone."""
         self.wanted.discard(record)
+        if record in self.made:
+            self.batcher.over(self.made[record])
         self.batcher.cancel(record)
 
     async def end(self, *, well: bool) -> None:
