@@ -15,7 +15,7 @@ from sandbox.calls import CallStatus, ToolResult
 from sandbox.settings import RedisSettings
 from tests.conftest import RunningRedis
 
-from .conftest import Serve, Service, bench, opened
+from .conftest import Serve, Service, bench, opened, until
 
 #: The service promises a second; this bound is for busy machines.
 LATE_S = 3.0
@@ -107,6 +107,7 @@ async def test_a_redis_that_is_gone_at_the_deadline(any_redis: RunningRedis) -> 
         async with within(0.5):
             held = asyncio.create_task(run(service, code="lose", deadline_s=0.5))
             await service.worker.has_seen(1)
+            await until(lambda: all(waiting.is_put for waiting in service.gateway.replies))
             any_redis.kill()
             answer = await held
         assert (answer.status_code, answer.json()["error"]["name"]) == (500, "InternalError")

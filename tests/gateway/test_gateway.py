@@ -109,6 +109,7 @@ async def test_calls_are_put_again_into_a_redis_that_has_started_anew(any_redis:
         service = await serve()
         held = asyncio.create_task(run(service, id="a", code="hold"))
         await service.worker.has_seen(1)
+        await until(lambda: all(waiting.is_put for waiting in service.gateway.replies))
         any_redis.kill()
         await any_redis.start()
         await service.worker.has_seen(2)
