@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from gateway.line import Line
@@ -115,7 +115,7 @@ class Batcher:
             await self._cancel()
         if self._again:
             await self._put_again()
-        calls = self._next_calls()
+        calls = _load(iter(self._line.pop, None))
         if calls:
             await self._put(calls)
         return bool(calls or self._cancelled or self._again)
@@ -135,7 +135,7 @@ class Batcher:
             self._was_found(record, what)
 
     async def _put_again(self) -> None:
-        calls = [queued for queued in _first(self._again) if self._replies.wants(queued)]
+        calls = _load(queued for queued in _taken(self._again) if self._replies.wants(queued))
         try:
             outcomes = await self._queue.put(self._gateway, calls)
         except Unavailable:
@@ -161,13 +161,20 @@ class Batcher:
         for queued in calls:
             self._was_put(queued, why)
 
-    def _next_calls(self) -> list[QueuedCall]:
-        calls: list[QueuedCall] = []
-        size = 0
-        while len(calls) < FLUSH_CALLS and size < FLUSH_SIZE and (queued := self._line.pop()):
-            size += _size(queued.call)
-            calls.append(queued)
-        return calls
+
+def _load(calls: Iterator[QueuedCall]) -> list[QueuedCall]:
+    """As many as one round trip takes."""
+    loaded: list[QueuedCall] = []
+    size = 0
+    while len(loaded) < FLUSH_CALLS and size < FLUSH_SIZE and (queued := next(calls, None)):
+        size += _size(queued.call)
+        loaded.append(queued)
+    return loaded
+
+
+def _taken(waiting: deque[T]) -> Iterator[T]:
+    while waiting:
+        yield waiting.popleft()
 
 
 def _first(waiting: deque[T]) -> list[T]:

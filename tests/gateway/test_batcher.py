@@ -312,6 +312,15 @@ def test_what_is_put_again_is_never_refused() -> None:
     assert on_bench(scenario).put == ["0", "2"]
 
 
+def test_large_calls_are_put_again_in_small_company() -> None:
+    """Else a Redis that has started anew would not read them in time, and be sent them again and again."""
+
+    async def scenario(bench: Bench) -> None:
+        bench.batcher.add_again(bench.make(5, code="x" * (FLUSH_SIZE // 2)))
+
+    assert on_bench(scenario).outbox.taken == [["0", "1"], ["2", "3"], ["4"]]
+
+
 async def test_what_nobody_foresaw_ends_the_loop() -> None:
     """Another exception than Unavailable is a bug and rises."""
     bench = Bench()
