@@ -19,7 +19,8 @@ a thread on each.
 What children say comes to us through pipes and leaves by whole lines through an outlet, which waits for no reader.
 
 The end goes through the stages backwards: each child gets SIGTERM and its grace, then SIGKILL. A second signal
-kills everything at once. Children are in process groups of their own, so Ctrl-C reaches only the supervisor.
+kills everything at once. Children are in process groups of their own, so Ctrl-C and the end of a terminal reach only
+the supervisor.
 """
 
 from __future__ import annotations
@@ -248,6 +249,10 @@ class Supervisor:
         end: asyncio.Future[None] = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number, end)
+        if (
+            signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        ):  # else we are to outlive our terminal, as under nohup
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup, end)
         starting = asyncio.create_task(self._bring_up(end))
         try:
             await asyncio.wait({starting, end}, return_when=asyncio.FIRST_COMPLETED)
@@ -267,6 +272,11 @@ class Supervisor:
             return
         for child in itertools.chain.from_iterable(self._children.values()):
             child.kill()
+
+    def _on_hangup(self, end: asyncio.Future[None]) -> None:
+        """The terminal was closed. Its shell and the kernel may both say so, hence this is never a second signal."""
+        if not end.done():
+            self._on_signal(signal.SIGHUP, end)
 
     async def _bring_up(self, end: asyncio.Future[None]) -> None:
         def give_up(error: BaseException) -> None:

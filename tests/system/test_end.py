@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
 from sandbox.jail.cgroups import FOLDER, find_place
 
 from .callers import Load, all_right
@@ -33,8 +35,12 @@ def left_on_disk(running: Stack) -> list[Path]:
     return list(running.directory.rglob("*"))
 
 
-def test_a_stack_that_is_asked_to_end_answers_all_that_it_took() -> None:
-    """SIGTERM under load: every call is answered right, the exit code is 0, and nothing of it is left anywhere."""
+@pytest.mark.parametrize("asked", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]], ids=["term", "hup"])
+def test_a_stack_that_is_asked_to_end_answers_all_that_it_took(asked: list[signal.Signals]) -> None:
+    """Under load: every call is answered right, the exit code is 0, and nothing of it is left anywhere.
+
+    A closed terminal asks like SIGTERM, and twice: its shell and the kernel both tell of it.
+    """
     with stack("--workers", "2", "--slots", "4") as running:
         load = Load(running.url, "end", 200)
         load.wait_answers(20)
@@ -42,7 +48,9 @@ def test_a_stack_that_is_asked_to_end_answers_all_that_it_took() -> None:
         assert len(processes) > 4
         assert left_on_disk(running)
         assert len(groups_of(workers)) == 2 * len(find_place().parents)
-        running.send(signal.SIGTERM)
+        for number in asked:
+            running.send(number)
+            running.wait_log(0, "draining", program="gateway")
         all_right(load)
         assert running.wait() == 0
         assert running.processes() == set()
@@ -51,6 +59,20 @@ def test_a_stack_that_is_asked_to_end_answers_all_that_it_took() -> None:
         assert not listens(running)
         stages = [line["stage"] for line in running.log if line["event"] == "stopping"]
         assert stages == ["gateways", "workers", "redis"]
+
+
+def test_nohup_keeps_a_stack() -> None:
+    """Where SIGHUP is ignored, the end of a terminal is none of the stack's business."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        running = Stack("--slots", "4")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    try:
+        running.send(signal.SIGHUP)
+        all_right(Load(running.url, "nohup", 20))
+    finally:
+        running.close()
 
 
 def test_a_second_signal_ends_a_stack_at_once() -> None:
