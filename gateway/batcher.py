@@ -146,6 +146,8 @@ class Batcher:
 
     async def _put(self, calls: list[QueuedCall]) -> None:
         self._metrics.flush_calls.observe(len(calls))
+        for queued in calls:
+            self._replies.leaves(queued)
         try:
             with self._metrics.put_seconds.time():
                 outcomes = await self._queue.put(self._gateway, calls)

@@ -151,6 +151,12 @@ class ReplyRouter:
         self._forget(shared)
         return True
 
+    def leaves(self, queued: QueuedCall) -> None:
+        """It is about to be put; so what has come under its name until now is of an earlier run."""
+        waiting = self._waiting.get(queued.record)
+        if waiting is not None and waiting.queued is queued:
+            waiting.early = None
+
     def was_put(self, waiting: Waiting) -> None:
         """The queue has it, and what comes under its name is its answer; that may have come already."""
         waiting.is_put = True

@@ -83,6 +83,9 @@ class Bench:
     def wants(self, queued: QueuedCall) -> bool:
         return queued.record in self.wanted
 
+    def leaves(self, queued: QueuedCall) -> None:
+        assert queued.record in self.wanted
+
     def _was_put(self, queued: QueuedCall, outcome: Put | Unavailable) -> None:
         if isinstance(outcome, Unavailable):
             self.wanted.discard(queued.record)

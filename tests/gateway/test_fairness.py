@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from gateway.line import CALLS_PER_SLOT
+from gateway.replies import Reply
 from gateway.tenants import Tenant
 from sandbox.api_keys import new_key, stanza
-from sandbox.calls import ToolCall
-from sandbox.queue import CallQueue
+from sandbox.calls import CallStatus, ToolCall, ToolResult
+from sandbox.queue import CallQueue, Outcome
 from sandbox.settings import RedisSettings, Settings
 
 from .conftest import Serve, Service, opened, serving, until, working
@@ -100,3 +101,22 @@ async def test_a_call_that_is_held_back_is_ended(full: Service) -> None:
     cancelled, result = (await batch).json()["results"]
     assert (cancelled["error"]["name"], result["status"]) == ("Cancelled", "ok")
     assert "a" not in [delivery.call.id for delivery in full.worker.seen]
+
+
+async def test_a_fault_before_a_call_leaves_is_not_its_own(full: Service) -> None:
+    """A caller that goes and comes back to be held back meets the fault of its first run, and gets the second's result."""
+    gateway, worker = full.gateway, full.worker
+    call, tenant = ToolCall(id="held-0", code="hold"), Tenant("flood")
+    first = gateway.submit(call, tenant)  # the fixture's, joined
+    for _ in range(2):
+        gateway.leave(first)
+    gateway.submit(ToolCall(code="hold"), Tenant("other"))
+    again = gateway.submit(call, tenant)
+    [delivery] = [delivery for delivery in worker.seen if delivery.call.id == call.id]
+    fault = ToolResult(id=call.id, status=CallStatus.INTERNAL_ERROR, reason="the worker broke")
+    assert await worker.queue.settle([Outcome(delivery, fault)]) == [True]
+    await until(lambda: again.early is not None)
+    worker.released.set()
+    answer = await again.future
+    assert isinstance(answer, Reply)
+    assert answer.status is CallStatus.OK
