@@ -111,11 +111,17 @@ class RedisLink:
         return int(time.monotonic() * 1000 + self._offset_ms)
 
     async def read_clock(self) -> None:
-        """Measure how far our monotonic clock is from Redis's, to within half of a round trip."""
+        """Measure how far our monotonic clock is from Redis's, at first to within half of a round trip.
+
+        Later only what an answer disproves is corrected: one that was long on its way tells little.
+        """
         before = time.monotonic()
         ((seconds, microseconds),) = await self.send(("TIME",))
-        middle = (before + time.monotonic()) / 2
-        self._offset_ms = int(seconds) * 1000 + int(microseconds) / 1000 - middle * 1000
+        after = time.monotonic()
+        told_ms = int(seconds) * 1000 + int(microseconds) / 1000
+        least, most = told_ms - after * 1000, told_ms - before * 1000
+        known = (least + most) / 2 if self._offset_ms is None else self._offset_ms
+        self._offset_ms = min(max(known, least), most)
 
     async def send(self, *commands: Command) -> list[Any]:
         """Send commands in one round trip and return their RESP2 answers.

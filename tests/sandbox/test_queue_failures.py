@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -142,6 +143,17 @@ async def test_a_redis_that_is_emptied_under_a_waiting_read_goes_on(redis_server
         stranger.flushall()
     await queue.put("gw-1", calls(queue, "a"))
     assert names(await waiting or await queue.take("w", 1)) == ["a"]
+
+
+async def test_a_slow_answer_does_not_set_the_clock_wrong(redis_server, queue: CallQueue) -> None:
+    """A question for the time that a frozen Redis answered late moves no deadline."""
+    known_ms = queue.now_ms() - time.monotonic() * 1000
+    redis_server.freeze()
+    asked = asyncio.create_task(queue.ping())
+    await asyncio.sleep(0.5)
+    redis_server.thaw()
+    await asked
+    assert abs(queue.now_ms() - time.monotonic() * 1000 - known_ms) < 50
 
 
 async def test_a_frozen_redis_is_given_up_and_gets_nothing_twice(redis_server, queue: CallQueue) -> None:
