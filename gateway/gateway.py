@@ -28,7 +28,7 @@ from gateway.line import Line
 from gateway.metrics import Metrics
 from gateway.pressure import Pressure
 from gateway.readiness import ASK_AGAIN_S, Obstacle, Readiness
-from gateway.replies import LATE_S, Answer, ReplyRouter, Waiting, different, read_reply
+from gateway.replies import LATE_S, Answer, ReplyRouter, Waiting, different, fault_of, read_reply
 from gateway.tenants import KeyRing, Tenant
 from sandbox.calls import CallStatus, ToolCall
 from sandbox.errors import NotFound, QueueTimeout, Unavailable
@@ -132,9 +132,10 @@ class Gateway:
                 return read_reply(record, found.detail)
             if found.state == "unknown":
                 raise NotFound(f"nobody knows a call {call_id}, or not any more")
-            await asyncio.wait({waiting.future}, timeout=wait_s)
+            late_s = (found.due_ms - self.queue.now_ms()) / 1000 + LATE_S
+            await asyncio.wait({waiting.future}, timeout=min(wait_s, max(0.0, late_s)))
             if not waiting.future.done():
-                return None
+                return await self._late_answer(record, call_id) if late_s <= wait_s else None
             answer = waiting.future.result()
             if waiting.queued is not None:
                 # Who sent it here too may have been answered by us, for a deadline or a program of its own.
@@ -147,6 +148,13 @@ class Gateway:
         finally:
             if self.replies.leave(waiting):
                 self.batcher.cancel(record)  # our part of it: a job goes on
+
+    async def _late_answer(self, record: str, call_id: str) -> Answer:
+        """For a job whose deadline has passed, though nobody has settled it."""
+        found = await self.queue.look(record)
+        if found.state == "done":
+            return read_reply(record, found.detail)
+        return fault_of(call_id, *_why_late(found))
 
     async def stop_job(self, call_id: str, tenant: Tenant) -> bool:
         """End a call, whoever waits for it. False when it had ended before, or nobody knows it."""
@@ -190,6 +198,8 @@ class Gateway:
         elif outcome.outcome == "other":
             self.replies.answer(queued.record, different(queued.call.id))
             self.batcher.cancel(queued.record)  # the other may be ours, left a moment ago
+        elif outcome.outcome == "later":
+            self.batcher.add_again([queued])
         elif outcome.outcome == "kept":
             self.replies.answer(queued.record, read_reply(queued.record, outcome.result))
         else:
@@ -214,15 +224,10 @@ class Gateway:
             self.replies.fault(waiting, CallStatus.INTERNAL_ERROR, f"at its deadline: {found.message}")
         elif found.state == "done":
             self.replies.answer(record, read_reply(record, found.detail))
-        elif found.state == "running":
-            worker = found.detail.decode(errors="replace")
-            reason = f"the worker {worker} had it and did not answer by its deadline"
-            self.replies.fault(waiting, CallStatus.INTERNAL_ERROR, reason)
-        elif found.state == "waiting":
-            reason = "no worker was free for it before its deadline"
-            self.replies.fault(waiting, CallStatus.QUEUE_TIMEOUT, reason)
+        elif found.state == "later":
+            self.batcher.cancel(record)
         else:
-            self.replies.fault(waiting, CallStatus.INTERNAL_ERROR, "Redis had lost it by its deadline")
+            self.replies.fault(waiting, *_why_late(found))
 
     def _put_again(self) -> None:
         """The server is not the one that took our calls: what it does not know, it shall know."""
@@ -307,3 +312,13 @@ class Gateway:
             else:
                 return True
         return False
+
+
+def _why_late(found: Found) -> tuple[CallStatus, str]:
+    """What a call is answered that has no result at its deadline."""
+    if found.state == "running":
+        worker = found.detail.decode(errors="replace")
+        return CallStatus.INTERNAL_ERROR, f"the worker {worker} had it and did not answer by its deadline"
+    if found.state == "waiting":
+        return CallStatus.QUEUE_TIMEOUT, "no worker was free for it before its deadline"
+    return CallStatus.INTERNAL_ERROR, "Redis had lost it by its deadline"

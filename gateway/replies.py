@@ -177,7 +177,7 @@ class ReplyRouter:
 
     def fault(self, waiting: Waiting, status: CallStatus, reason: str) -> None:
         """Answer for the service."""
-        self.answer(waiting.record, _fault(waiting.call_id, status, reason))
+        self.answer(waiting.record, fault_of(waiting.call_id, status, reason))
 
     def abandon(self, why: str) -> int:
         """Answer everything that still waits with Unavailable; say how many."""
@@ -233,7 +233,7 @@ class ReplyRouter:
     def _leave_behind(hasty: Waiting) -> None:
         if not hasty.future.done():
             reason = "its deadline passed, and the call that it had joined goes on for others"
-            hasty.future.set_result(_fault(hasty.call_id, CallStatus.QUEUE_TIMEOUT, reason))
+            hasty.future.set_result(fault_of(hasty.call_id, CallStatus.QUEUE_TIMEOUT, reason))
 
     def _is_late(self, waiting: Waiting) -> None:
         waiting.is_overdue = True
@@ -281,9 +281,10 @@ def read_reply(record: str, raw: bytes) -> Answer:
 
 
 def _unreadable(call_id: str) -> Reply:
-    return _fault(call_id, CallStatus.INTERNAL_ERROR, "the worker's reply could not be read")
+    return fault_of(call_id, CallStatus.INTERNAL_ERROR, "the worker's reply could not be read")
 
 
-def _fault(call_id: str, status: CallStatus, reason: str) -> Reply:
+def fault_of(call_id: str, status: CallStatus, reason: str) -> Reply:
+    """An answer that the service gives for itself."""
     result = ToolResult(id=call_id, status=status, reason=reason)
     return Reply(status, result.model_dump_json().encode())

@@ -6,6 +6,7 @@
 --     digest     of the call: what is put under the same name must be the same call
 --     stream     and
 --     entry      where it waits or runs; only the worker of this entry can settle it
+--     due_ms     when the answer is due
 --     waiters    reply streams of the gateways that wait, with a space between
 --     job        somebody will ask for the result later: nobody's going away cancels the call
 --     keep       ms for which a result is kept
@@ -17,6 +18,9 @@
 
 -- One XADD carries so many pairs; the interpreter's stack ends at some 8,000 values.
 local PAIRS = 1000
+
+-- Results of so many bytes go into one answer, which must be read in time; the first one always does.
+local ROOM = 4 * 1024 * 1024
 
 local function waits(waiters, waiter)
     return string.find(' ' .. waiters .. ' ', ' ' .. waiter .. ' ', 1, true) ~= nil
@@ -71,9 +75,10 @@ end
 
 -- KEYS stream, record for each call
 -- ARGV waiter ('' for jobs); then digest, call, accepted_ms, deadline_ms, ttl_ms, keep_ms for each
--- queued | joined | kept, result | other (the name stands for a different call)
+-- queued | joined | kept, result ('' for jobs) | other (the name stands for a different call) | later (put it again: kept,
+-- and this answer is full)
 local function put(keys, args)
-    local waiter, answers = args[1], {}
+    local waiter, answers, room = args[1], {}, ROOM
     for i = 1, #keys / 2 do
         local stream, record = keys[2 * i - 1], keys[2 * i]
         local digest, call, accepted, deadline, ttl, keep = unpack(args, 6 * i - 4, 6 * i + 1)
@@ -83,8 +88,13 @@ local function put(keys, args)
         elseif known[4] and not known[3] then
             if waiter == '' then
                 redis.call('PEXPIRE', record, keep, 'GT')
+                answers[i] = {'kept', ''}
+            elseif room == ROOM or #known[4] <= room then
+                room = room - #known[4]
+                answers[i] = {'kept', known[4]}
+            else
+                answers[i] = {'later'}
             end
-            answers[i] = {'kept', known[4]}
         elseif known[1] and not known[2] and not known[3] then
             if waiter == '' then
                 redis.call('HSET', record, 'job', 1, 'keep', keep)
@@ -101,7 +111,7 @@ local function put(keys, args)
             redis.call('DEL', record)
             redis.call(
                 'HSET', record,
-                'digest', digest, 'stream', stream, 'entry', entry, 'waiters', waiter, 'keep', keep
+                'digest', digest, 'stream', stream, 'entry', entry, 'due_ms', deadline, 'waiters', waiter, 'keep', keep
             )
             if waiter == '' then
                 redis.call('HSET', record, 'job', 1)
@@ -298,7 +308,7 @@ end
 
 -- What is known of a call, and what of its record, for `cancel` and `watch`.
 local function look(record, group)
-    local known = redis.call('HMGET', record, 'result', 'stream', 'entry', 'waiters', 'job', 'cancelled')
+    local known = redis.call('HMGET', record, 'result', 'stream', 'entry', 'waiters', 'job', 'cancelled', 'due_ms')
     if known[1] then
         return {'done', known[1]}, known
     end
@@ -306,17 +316,24 @@ local function look(record, group)
         return {'unknown'}, known
     end
     local worker = holder(known[2], group, known[3])
-    return worker and {'running', worker} or {'waiting'}, known
+    return worker and {'running', worker, known[7]} or {'waiting', '', known[7]}, known
 end
 
 -- KEYS records   ARGV waiter ('' for all, and the job too), group, prefix of order streams, ttl_s
 -- Takes the waiter away; a call that nobody waits for then is cancelled
--- done, result | running, worker | waiting | unknown, as it was before
+-- done, result | running, worker, due_ms | waiting, '', due_ms | unknown | later (ask again: this answer is full), as it was
 local function cancel(keys, args)
     local waiter, group, orders, ttl_s = unpack(args, 1, 4)
-    local answers, records, replies = {}, {}, {}
+    local answers, records, replies, room = {}, {}, {}, ROOM
     for i, record in ipairs(keys) do
         answers[i], records[i] = look(record, group) -- all before any change, for a group that is gone fails it
+        if answers[i][1] == 'done' then
+            if room == ROOM or #answers[i][2] <= room then
+                room = room - #answers[i][2]
+            else
+                answers[i] = {'later'}
+            end
+        end
     end
     for i, record in ipairs(keys) do
         local answer, known = answers[i], records[i]

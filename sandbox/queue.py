@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal, NamedTuple
 
@@ -80,16 +80,20 @@ class QueuedCall:
 class Put(NamedTuple):
     """What came of putting a call."""
 
-    #: `joined`: it was there; `kept`: with a result already; `other`: the name stands for a different call
-    outcome: Literal["queued", "joined", "kept", "other"]
-    result: bytes = b""  # the ToolResult as JSON, when kept
+    #: `joined`: it was there; `kept`: with a result already; `other`: the name stands for a different call;
+    #: `later`: kept, but no room for its result beside those of others; put it again
+    outcome: Literal["queued", "joined", "kept", "other", "later"]
+    result: bytes = b""  # the ToolResult as JSON, when kept and no job
 
 
-class Found(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Found:
     """What the queue knows of a call."""
 
-    state: Literal["done", "running", "waiting", "unknown"]
+    #: `later`: done, but no room for its result beside those of others; ask again
+    state: Literal["done", "running", "waiting", "unknown", "later"]
     detail: bytes = b""  # done: the ToolResult as JSON; running: the worker
+    due_ms: int = field(default=0, compare=False)  # running or waiting: when its answer is due
 
 
 class Place(NamedTuple):
@@ -256,17 +260,15 @@ class CallQueue:
 
     async def _cancel(self, waiter: str, records: Sequence[str]) -> list[Found]:
         answers = await self._link.call("cancel", records, waiter, GROUP, self._keys.orders(""), MAIL_TTL_S)
-        return [Found(state.decode(), *detail) for state, *detail in answers]
+        return [_found(*answer) for answer in answers]
 
     async def look(self, record: str) -> Found:
         """What is known of a call."""
-        state, *detail = await self._link.call("watch", [record], "", GROUP)
-        return Found(state.decode(), *detail)
+        return _found(*await self._link.call("watch", [record], "", GROUP))
 
     async def watch(self, gateway: str, record: str) -> Found:
         """Wait for a call that somebody has put; unless it is done or unknown, `replies` will bring it."""
-        state, *detail = await self._link.call("watch", [record], self._keys.replies(gateway), GROUP)
-        return Found(state.decode(), *detail)
+        return _found(*await self._link.call("watch", [record], self._keys.replies(gateway), GROUP))
 
     async def replies(self, gateway: str, block_s: float = MAX_BLOCK_S) -> list[tuple[str, bytes]]:
         """A gateway's results as (record, ToolResult JSON); if there is none, wait `block_s`, at most 1 s.
@@ -504,6 +506,10 @@ class CallQueue:
 
 #: What an entry says beside the call, and what a caller that tries again may say anew.
 _NOT_IN_THE_ENTRY = {"deadline_s", "priority"}
+
+
+def _found(state: bytes, detail: bytes = b"", due_ms: bytes = b"0") -> Found:
+    return Found(state.decode(), detail, int(due_ms))  # type: ignore[arg-type]  # its words are those of `queue.lua`
 
 
 def keep_s(used_bytes: int, max_bytes: int) -> float:

@@ -213,3 +213,15 @@ async def test_a_job_outlives_its_gateway(serve: Serve, redis_of_test: RedisSett
     assert (await waiting).status_code == 503
     one.worker.released.set()
     assert (await get(other, "a", wait_s=30)).json()["status"] == "ok"
+
+
+async def test_a_job_is_answered_by_its_deadline(serve: Serve) -> None:
+    """Whoever asks for a job whose worker is silent gets a fault at its deadline, and not only when a lease has ended."""
+    service = await serve()
+    assert (await post(service, id="silent", code="lose", deadline_s=0.5)).status_code == 202
+    await service.worker.has_seen(1)
+    answer = await service.http.get("/v1/jobs/silent", params={"wait": 20})
+    assert (answer.status_code, answer.json()["status"]) == (200, "internal_error")
+    assert "did not answer by its deadline" in answer.json()["reason"]
+    again = await service.http.get("/v1/jobs/silent")
+    assert (again.status_code, again.json()["status"]) == (200, "internal_error")

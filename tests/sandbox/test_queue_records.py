@@ -468,3 +468,17 @@ async def test_the_last_thousand_dead_letters_are_kept(redis_server, queue: Call
     letters = await queue.dead_letters(2_000)
     assert [letter.call.id for _, letter in letters] == [f"{i}" for i in range(1_009, 9, -1)]
     assert [letter.call.id for _, letter in await queue.dead_letters(2)] == ["1009", "1008"]
+
+
+async def test_large_kept_results_come_one_after_the_other(queue: CallQueue) -> None:
+    """Results that one answer cannot hold in time are left for the next, by both who put again and who ask."""
+    put = calls(queue, *"abc")
+    await queue.put("gw-1", put)
+    text = "x" * (3 * 1024 * 1024)
+    for delivery in await queue.take("w", 3):
+        result = ToolResult(id=delivery.call.id, status=CallStatus.OK, exit_code=0, stdout=text)
+        await queue.settle([Outcome(delivery, result)])
+    assert [outcome.outcome for outcome in await queue.put("gw-1", put)] == ["kept", "later", "later"]
+    assert [outcome.outcome for outcome in await queue.put("gw-1", put[1:])] == ["kept", "later"]
+    records = [queued.record for queued in put]
+    assert [found.state for found in await queue.cancel("gw-1", records)] == ["done", "later", "later"]
