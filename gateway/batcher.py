@@ -135,7 +135,9 @@ class Batcher:
             self._was_found(record, what)
 
     async def _put_again(self) -> None:
-        calls = _load(queued for queued in _taken(self._again) if self._replies.wants(queued))
+        calls = _load(
+            queued for queued in _taken(self._again) if queued.is_job or self._replies.wants(queued)
+        )
         try:
             outcomes = await self._queue.put(self._gateway, calls)
         except Unavailable:

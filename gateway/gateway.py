@@ -19,7 +19,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from typing import NamedTuple
 from uuid import uuid4
 
 from gateway.admission import UNAVAILABLE_RETRY_S, Admission
@@ -45,6 +46,14 @@ FIRST_NEWS_S = 2.0
 _DRAINING = Obstacle("draining", "this gateway is shutting down")
 
 
+class Job(NamedTuple):
+    """A call that nobody need wait for, while it is under way."""
+
+    queued: QueuedCall
+    told: asyncio.Future[Put | Unavailable]  # what came of putting it
+    waiting: Waiting
+
+
 class Gateway:
     """The parts that a call passes, in that order, and the loops that serve them."""
 
@@ -66,7 +75,8 @@ class Gateway:
         #: Set when a loop has ended by itself, and what ended it.
         self.crashed = asyncio.Event()
         self.crash: Exception | None = None
-        self._jobs: dict[QueuedCall, asyncio.Future[Put | Unavailable]] = {}
+        self._jobs: dict[QueuedCall, Job] = {}
+        self._keeping: set[asyncio.Task[None]] = set()
         #: Set when the end has begun: not ready any more, though calls may still be taken for a moment.
         self.draining = False
         self._stop = asyncio.Event()
@@ -97,25 +107,53 @@ class Gateway:
             self.metrics.cancelled.inc()
             self.batcher.cancel(waiting.record)
 
-    async def submit_job(self, call: ToolCall, tenant: Tenant) -> None:
-        """Queue a call whose result somebody will ask for. Raises what `submit` does, QueueTimeout and Unavailable."""
+    async def submit_job(self, call: ToolCall, tenant: Tenant) -> Job:
+        """Queue a call whose result somebody will ask for. `keep` what you get.
+
+        Raises what `submit` does, QueueTimeout and Unavailable.
+        """
         self._check_pressure(call, tenant)
         queued = self._queued(call, self.queue.record(tenant.name, call.id), is_job=True)
         told: asyncio.Future[Put | Unavailable] = asyncio.get_running_loop().create_future()
-        self._jobs[queued] = told
+        job = self._jobs[queued] = Job(queued, told, self.replies.watch(queued.record, call.id))
         self.batcher.add(queued, tenant)
         try:
+            await self._accepted(job)
+        except BaseException:
+            self._end_job(job)
+            raise
+        return job
+
+    @staticmethod
+    async def _accepted(job: Job) -> None:
+        call = job.queued.call
+        try:
             async with asyncio.timeout(call.deadline_s + LATE_S):
-                outcome = await told
+                outcome = await job.told
         except TimeoutError as exc:
             raise QueueTimeout("it could not be queued before its deadline") from exc
-        finally:
-            self._jobs.pop(queued, None)
-            self.batcher.over(queued)
         if isinstance(outcome, Unavailable):
             raise outcome
         if outcome.outcome == "other":
             raise different(call.id)
+
+    def keep(self, job: Job, permit: ExitStack) -> None:
+        """Hold a job's permit and its place until its end, and put it again where a new server does not know it."""
+        task = asyncio.create_task(self._keep(job, permit))
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
+
+    async def _keep(self, job: Job, permit: ExitStack) -> None:
+        with permit:
+            left_s = (job.queued.deadline_ms - self.queue.now_ms()) / 1000 + LATE_S
+            await asyncio.wait({job.waiting.future}, timeout=max(0.0, left_s))
+            self._end_job(job)
+
+    def _end_job(self, job: Job) -> None:
+        del self._jobs[job.queued]
+        self.batcher.over(job.queued)
+        if self.replies.leave(job.waiting):
+            self.batcher.cancel(job.queued.record)  # our part of it
 
     async def result_of_job(self, call_id: str, tenant: Tenant, wait_s: float) -> Answer | None:
         """What came of a call that was put before; None when nothing has within `wait_s`.
@@ -180,10 +218,9 @@ class Gateway:
         elif outcome.outcome == "queued":
             self.pressure.note_put(queued.call.priority, 1)
         if queued.is_job:
-            self.batcher.over(queued)  # whoever waits for it, we are not told of its end
-            told = self._jobs.get(queued)
-            if told is not None and not told.done():  # else it was abandoned, or its caller has gone
-                told.set_result(outcome)
+            job = self._jobs.get(queued)
+            if job is not None and not job.told.done():  # else it was abandoned, is over, or was put again
+                job.told.set_result(outcome)
             return
         waiting = self.replies.get(queued.record)
         if waiting is None or waiting.queued is not queued:
@@ -234,6 +271,7 @@ class Gateway:
         self.batcher.add_again(
             waiting.queued for waiting in self.replies if waiting.queued is not None and waiting.is_put
         )
+        self.batcher.add_again(job.queued for job in self._jobs.values() if job.told.done())
 
     # ---- its life ----
 
@@ -273,15 +311,16 @@ class Gateway:
         self.batcher.stop()
         await loops
         self._abandon("this gateway is shutting down")
+        await asyncio.gather(*self._keeping)
         await self.queue.close()
         log.info("queue closed")
 
     def _abandon(self, why: str) -> int:
         """Answer whoever waits for anything; say how many calls are left behind."""
-        for told in self._jobs.values():
-            if not told.done():
-                told.set_result(Unavailable(why))
-        return len(self._jobs) + self.replies.abandon(why)
+        for job in self._jobs.values():
+            if not job.told.done():
+                job.told.set_result(Unavailable(why))
+        return self.replies.abandon(why)
 
     async def _run_loops(self) -> None:
         try:

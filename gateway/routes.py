@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
@@ -118,10 +118,12 @@ class JobsRoute(_Route):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request; what is wrong rises as a SandboxError."""
         tenant = tenant_of(scope)
-        with self._gateway.admission.enter(tenant) as permit:
+        with ExitStack() as stack:
+            permit = stack.enter_context(self._gateway.admission.enter(tenant))
             body = await read_body(scope, receive, self._max_body_bytes, permit)
             call = self._reader.one(body, _deadline_s(scope))
-            await self._gateway.submit_job(call, tenant)
+            job = await self._gateway.submit_job(call, tenant)
+            self._gateway.keep(job, stack.pop_all())
         await _send_pending(send, call.id)
 
 

@@ -22,6 +22,9 @@ local PAIRS = 1000
 -- Results of so many bytes go into one answer, which must be read in time; the first one always does.
 local ROOM = 4 * 1024 * 1024
 
+-- Few results are large, and those would fill the memory if they were kept for as long.
+local LARGE, LARGE_KEEP_MS = 64 * 1024, 10000
+
 local function waits(waiters, waiter)
     return string.find(' ' .. waiters .. ' ', ' ' .. waiter .. ' ', 1, true) ~= nil
 end
@@ -74,32 +77,31 @@ local function reply(replies, waiters, record, result)
 end
 
 -- KEYS stream, record for each call
--- ARGV waiter ('' for jobs); then digest, call, accepted_ms, deadline_ms, ttl_ms, keep_ms for each
--- queued | joined | kept, result ('' for jobs) | other (the name stands for a different call) | later (put it again: kept,
--- and this answer is full)
+-- ARGV waiter; then digest, call, accepted_ms, deadline_ms, ttl_ms, keep_ms, job (1 or '') for each
+-- queued | joined | kept, result | other (the name stands for a different call) | later (put it again: kept, and this
+-- answer is full)
 local function put(keys, args)
     local waiter, answers, room = args[1], {}, ROOM
     for i = 1, #keys / 2 do
         local stream, record = keys[2 * i - 1], keys[2 * i]
-        local digest, call, accepted, deadline, ttl, keep = unpack(args, 6 * i - 4, 6 * i + 1)
+        local digest, call, accepted, deadline, ttl, keep, job = unpack(args, 7 * i - 5, 7 * i + 1)
         local known = redis.call('HMGET', record, 'digest', 'cancelled', 'fault', 'result', 'waiters')
         if known[1] and known[1] ~= digest then
             answers[i] = {'other'}
         elseif known[4] and not known[3] then
-            if waiter == '' then
+            if job ~= '' then
                 redis.call('PEXPIRE', record, keep, 'GT')
-                answers[i] = {'kept', ''}
-            elseif room == ROOM or #known[4] <= room then
+            end
+            if room == ROOM or #known[4] <= room then
                 room = room - #known[4]
                 answers[i] = {'kept', known[4]}
             else
                 answers[i] = {'later'}
             end
         elseif known[1] and not known[2] and not known[3] then
-            if waiter == '' then
+            join(record, known[5] or '', waiter)
+            if job ~= '' then
                 redis.call('HSET', record, 'job', 1, 'keep', keep)
-            else
-                join(record, known[5] or '', waiter)
             end
             redis.call('PEXPIRE', record, ttl, 'GT')
             answers[i] = {'joined'}
@@ -113,7 +115,7 @@ local function put(keys, args)
                 'HSET', record,
                 'digest', digest, 'stream', stream, 'entry', entry, 'due_ms', deadline, 'waiters', waiter, 'keep', keep
             )
-            if waiter == '' then
+            if job ~= '' then
                 redis.call('HSET', record, 'job', 1)
             end
             redis.call('PEXPIRE', record, ttl)
@@ -244,7 +246,11 @@ local function settle(keys, args)
                 if final ~= '1' then
                     redis.call('HSET', record, 'fault', 1)
                 end
-                redis.call('PEXPIRE', record, known[4])
+                local keep = tonumber(known[4])
+                if #result > LARGE and not known[3] then
+                    keep = math.min(keep, LARGE_KEEP_MS)
+                end
+                redis.call('PEXPIRE', record, keep)
             else
                 redis.call('DEL', record)
             end

@@ -74,7 +74,7 @@ class QueuedCall:
     record: str  # see `CallQueue.record`
     accepted_ms: int
     deadline_ms: int
-    is_job: bool = False  # nobody waits; the result is kept for whoever asks
+    is_job: bool = False  # nobody's going away cancels it, and the result is kept for whoever asks
 
 
 class Put(NamedTuple):
@@ -83,7 +83,7 @@ class Put(NamedTuple):
     #: `joined`: it was there; `kept`: with a result already; `other`: the name stands for a different call;
     #: `later`: kept, but no room for its result beside those of others; put it again
     outcome: Literal["queued", "joined", "kept", "other", "later"]
-    result: bytes = b""  # the ToolResult as JSON, when kept and no job
+    result: bytes = b""  # the ToolResult as JSON, when kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,24 +227,19 @@ class CallQueue:
 
         After Unavailable they may be queued all the same. Putting them again is harmless.
         """
-        jobs = [queued for queued in calls if queued.is_job]
-        others = [queued for queued in calls if not queued.is_job]
-        puts = dict(zip(jobs, await self._put("", KEEP_JOB_S, jobs), strict=True))
-        puts |= zip(others, await self._put(self._keys.replies(gateway), self._keep_s, others), strict=True)
-        return [puts[queued] for queued in calls]
-
-    async def _put(self, waiter: str, keep_s: float, calls: Sequence[QueuedCall]) -> list[Put]:
         if not calls:
             return []
-        now_ms, keep_ms = self.now_ms(), int(keep_s * 1000)
+        now_ms = self.now_ms()
         keys: list[str] = []
-        args: list[str | int] = [waiter]
+        args: list[str | int] = [self._keys.replies(gateway)]
         for queued in calls:
             keys += [self._keys.calls(queued.call.priority), queued.record]
             body = queued.call.model_dump_json(exclude=_NOT_IN_THE_ENTRY)
             digest = blake2b(body.encode(), digest_size=16).hexdigest()
             ttl_ms = max(0, queued.deadline_ms - now_ms) + KEEP_S * 1000
-            args += [digest, body, queued.accepted_ms, queued.deadline_ms, ttl_ms, keep_ms]
+            keep_ms = int((KEEP_JOB_S if queued.is_job else self._keep_s) * 1000)
+            job = "1" if queued.is_job else ""
+            args += [digest, body, queued.accepted_ms, queued.deadline_ms, ttl_ms, keep_ms, job]
         return [
             Put(outcome.decode(), *result) for outcome, *result in await self._link.call("put", keys, *args)
         ]

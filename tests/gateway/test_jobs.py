@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
 
+from sandbox.api_keys import new_key, stanza
 from sandbox.calls import ToolResult
 from sandbox.settings import RedisSettings
+from tests.conftest import RunningRedis
 
-from .conftest import Serve, Service, opened, until
+from .conftest import Serve, Service, bench, opened, until
 
 
 async def post(service: Service, **call: Any) -> httpx.Response:
@@ -37,7 +40,7 @@ async def test_a_job_is_asked_for_until_it_is_done(serve: Serve) -> None:
     one, other = await serve(), await serve()
     queued = await post(one, id="a", code="hold")
     assert (queued.status_code, queued.json()) == (202, {"id": "a", "status": "pending"})
-    assert one.gateway.admission.held == 0
+    assert one.gateway.admission.held == 1  # until its end: a job is a call in flight like any other
     await one.worker.has_seen(1)
     for service in (one, other):
         pending = await get(service, "a")
@@ -48,6 +51,7 @@ async def test_a_job_is_asked_for_until_it_is_done(serve: Serve) -> None:
     assert len({answer.content for answer in answers}) == 1
     assert answers[0].content == ToolResult.model_validate_json(answers[0].content).model_dump_json().encode()
     assert len(one.worker.seen) == 1
+    await until(lambda: one.gateway.admission.held == 0)
 
 
 async def test_a_result_is_waited_for(serve: Serve) -> None:
@@ -55,11 +59,11 @@ async def test_a_result_is_waited_for(serve: Serve) -> None:
     one, other = await serve(), await serve()
     await post(one, id="a", code="hold")
     waiting = [asyncio.create_task(get(service, "a", wait_s=30)) for service in (one, other, other)]
-    await until(lambda: one.gateway.admission.held == 1 and other.gateway.admission.held == 2)
+    await until(lambda: one.gateway.admission.held == other.gateway.admission.held == 2)
     await one.worker.has_seen(1)
     one.worker.released.set()
     assert [(await task).json()["status"] for task in waiting] == ["ok"] * 3
-    assert (one.gateway.admission.held, other.gateway.admission.held) == (0, 0)
+    await until(lambda: one.gateway.admission.held == other.gateway.admission.held == 0)
 
 
 async def test_a_wait_ends(serve: Serve) -> None:
@@ -69,7 +73,8 @@ async def test_a_wait_ends(serve: Serve) -> None:
     await service.worker.has_seen(1)
     for _ in range(3):
         assert (await get(service, "a", wait_s=0.02)).status_code == 202
-    assert len(service.gateway.replies) == 0
+    [waiting] = service.gateway.replies
+    assert waiting.callers == 1  # the gateway itself
     service.worker.released.set()
     assert (await get(service, "a", wait_s=30)).status_code == 200
 
@@ -225,3 +230,31 @@ async def test_a_job_is_answered_by_its_deadline(serve: Serve) -> None:
     assert "did not answer by its deadline" in answer.json()["reason"]
     again = await service.http.get("/v1/jobs/silent")
     assert (again.status_code, again.json()["status"]) == (200, "internal_error")
+
+
+async def test_a_job_is_put_again_into_a_redis_that_has_started_anew(any_redis: RunningRedis) -> None:
+    """A job that was taken is run and answered, though nobody waits for it when Redis loses everything."""
+    async with bench(any_redis.settings) as serve:
+        service = await serve()
+        assert (await post(service, id="a", code="hold")).status_code == 202
+        await service.worker.has_seen(1)
+        any_redis.kill()
+        await any_redis.start()
+        await service.worker.has_seen(2)
+        service.worker.released.set()
+        answer = await get(service, "a", wait_s=30)
+        assert (answer.status_code, answer.json()["status"]) == (200, "ok")
+
+
+async def test_jobs_count_against_their_tenant(serve: Serve, tmp_path: Path) -> None:
+    """A tenant's bound holds for its jobs, as long as they are under way."""
+    keys_file, key = tmp_path / "keys.toml", new_key()
+    keys_file.write_text(f"{stanza(key, 'team-a', ['run'])}[tenants.team-a]\nmax_in_flight = 2\n")
+    service = await serve(gateway={"keys_file": str(keys_file)})
+    service.http.headers["authorization"] = f"Bearer {key}"
+    for _ in range(2):
+        assert (await post(service, code="hold")).status_code == 202
+    assert (await post(service, code="hold")).status_code == 429
+    service.worker.released.set()
+    await until(lambda: service.gateway.admission.held == 0)
+    assert (await post(service, code="echo")).status_code == 202

@@ -118,7 +118,7 @@ class Everybody:
         queue = self.queues[gateway]
         [(outcome, result)] = await queue.put(gateway, calls(queue, name, is_job=is_job))
         known = self.model.records.get(name)
-        waiters = set() if is_job else {gateway}
+        waiters = {gateway}
         if known and known.result is not None and not known.is_fault:
             assert (outcome, result) == ("kept", known.result)
         elif known and known.is_open:

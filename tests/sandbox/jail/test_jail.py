@@ -145,7 +145,11 @@ class TestUsage:
         """CPU time is that of the program, its children and what these left behind."""
         work = "import time\nwhile time.process_time() < 0.2: pass\n"
         assert 0.2 <= box.run(work).usage.cpu_s < 0.4
-        orphan = f"import os, time\nif not os.fork():\n    if not os.fork():\n        exec({work!r})\n    os._exit(0)\ntime.sleep(0.6)"
+        # It waits until nobody holds the other end, and so for the orphan, however busy the machine is.
+        orphan = (
+            "import os\nours, theirs = os.pipe()\nif not os.fork():\n    if not os.fork():\n"
+            f"        exec({work!r})\n    os._exit(0)\nos.close(theirs)\nos.read(ours, 1)"
+        )
         assert 0.2 <= box.run(orphan).usage.cpu_s < 0.4
 
     def test_memory_peak(self, box: Box) -> None:
