@@ -161,9 +161,8 @@ class Gateway:
         Raises NotFound when nobody knows it any more.
         """
         record = self.queue.record(tenant.name, call_id)
-        waiting = self.replies.watch(
-            record, call_id
-        )  # before the queue is asked, or a reply could slip through
+        # Before the queue is asked, or a reply could slip through.
+        waiting = self.replies.watch(record, call_id)
         try:
             found = await self.queue.watch(self.id, record)
             if found.state == "done":
@@ -218,9 +217,7 @@ class Gateway:
         elif outcome.outcome == "queued":
             self.pressure.note_put(queued.call.priority, 1)
         if queued.is_job:
-            job = self._jobs.get(queued)
-            if job is not None and not job.told.done():  # else it was abandoned, is over, or was put again
-                job.told.set_result(outcome)
+            self._job_was_put(queued, outcome)
             return
         waiting = self.replies.get(queued.record)
         if waiting is None or waiting.queued is not queued:
@@ -241,6 +238,21 @@ class Gateway:
             self.replies.answer(queued.record, read_reply(queued.record, outcome.result))
         else:
             self.replies.was_put(waiting)
+
+    def _job_was_put(self, queued: QueuedCall, outcome: Put | Unavailable) -> None:
+        job = self._jobs.get(queued)
+        if job is None:
+            return  # it was given up on its way
+        if not job.told.done():  # else it was put again
+            job.told.set_result(outcome)
+        if isinstance(outcome, Unavailable) or job.waiting.future.done():
+            return
+        if outcome.outcome == "later":
+            self.batcher.add_again([queued])
+        elif (
+            outcome.outcome == "kept" and job.waiting.queued is None
+        ):  # else another program may wait under its id
+            self.replies.answer(queued.record, read_reply(queued.record, outcome.result))
 
     def _is_over(self, queued: QueuedCall) -> None:
         self.batcher.over(queued)

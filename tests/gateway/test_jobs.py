@@ -258,3 +258,13 @@ async def test_jobs_count_against_their_tenant(serve: Serve, tmp_path: Path) -> 
     service.worker.released.set()
     await until(lambda: service.gateway.admission.held == 0)
     assert (await post(service, code="echo")).status_code == 202
+
+
+async def test_a_job_that_has_its_result_already_holds_nothing(serve: Serve) -> None:
+    """A job that is sent again when it is done takes no place for longer than its request."""
+    service = await serve()
+    for _ in range(2):
+        assert (await post(service, id="a", code="echo 1")).status_code == 202
+        await until(lambda: service.gateway.admission.held == 0)
+    assert len(service.worker.seen) == 1
+    assert len(service.gateway.replies) == 0
