@@ -136,7 +136,7 @@ class CallReader:
     @staticmethod
     def _check(field: str, value: float, ceiling: float) -> None:
         if value > ceiling:
-            raise InvalidCall(f"{field}: {value:g} is above this service's ceiling of {ceiling:g}")
+            raise InvalidCall(f"{field}: {value:.15g} is above this service's ceiling of {ceiling:.15g}")
 
 
 def _batch_request(max_batch: int) -> type[BaseModel]:

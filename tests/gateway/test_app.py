@@ -216,6 +216,14 @@ async def test_more_than_the_ceiling_is_refused(serve: Serve, field: str, call: 
     assert not service.worker.seen
 
 
+async def test_a_limit_just_above_its_ceiling(serve: Serve) -> None:
+    """Both numbers are told to the last digit."""
+    response = await run(await serve(), code="echo", limits={"memory_bytes": (2 << 30) + 1})
+    assert error(response)["message"] == (
+        "limits.memory_bytes: 2147483649 is above this service's ceiling of 2147483648"
+    )
+
+
 async def test_a_network_that_is_not_allowed(serve: Serve) -> None:
     """The caller is told who can allow it, and how."""
     response = await run(await serve(), code="echo", network="loopback")
