@@ -146,8 +146,10 @@ class Gateway:
     async def _keep(self, job: Job, permit: ExitStack) -> None:
         with permit:
             left_s = (job.queued.deadline_ms - self.queue.now_ms()) / 1000 + LATE_S
-            await asyncio.wait({job.waiting.future}, timeout=max(0.0, left_s))
-            self._end_job(job)
+            try:
+                await asyncio.wait({job.waiting.future}, timeout=max(0.0, left_s))
+            finally:
+                self._end_job(job)
 
     def _end_job(self, job: Job) -> None:
         del self._jobs[job.queued]
@@ -301,7 +303,11 @@ class Gateway:
         """Refuse new calls and let the open ones finish; what is left after `grace_s` is answered 503."""
         self.draining = True
         self.readiness.refusing = _DRAINING
-        log.info("refusing calls", extra={"calls": self.admission.held})
+        for (
+            task
+        ) in self._keeping:  # jobs outlive us: the queue has them, and any gateway tells what came of them
+            task.cancel()
+        log.info("refusing calls", extra={"calls": self.admission.held, "jobs": len(self._keeping)})
         try:
             async with asyncio.timeout(grace_s):
                 await self.admission.emptied()
@@ -323,7 +329,7 @@ class Gateway:
         self.batcher.stop()
         await loops
         self._abandon("this gateway is shutting down")
-        await asyncio.gather(*self._keeping)
+        await asyncio.gather(*self._keeping, return_exceptions=True)
         await self.queue.close()
         log.info("queue closed")
 

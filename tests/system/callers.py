@@ -104,6 +104,7 @@ class Callers:
         if response.status_code != 202:
             self.oracle.answer(attempt, _read(response.content))
             return
+        attempt.is_job = True
         while True:
             try:
                 response = await self._http.get(f"/v1/jobs/{attempt.call.id}", params={"wait": ASK_S})

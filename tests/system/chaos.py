@@ -27,6 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import httpx
 import typer
 
 from .callers import Callers
@@ -128,13 +129,22 @@ class Chaos:
             with self.oracle.forgetting():
                 await self._end_of(victim)
         elif fault.target == "gateway":
-            # Its listening socket is the supervisor's, and connections wait in it for the next gateway.
+            # Its listening socket is the supervisor's, and connections wait in it for the next gateway, as soon as this
+            # one takes none any more.
             await self._end_of(victim)
-            begin = time.monotonic()
             mark = len(self._stack.log)
             await asyncio.to_thread(self._stack.wait_log, mark, "listening", program="gateway")
         if fault.target == "gateway":
             self.oracle.stood_still(begin, time.monotonic())
+        elif fault.target == "redis":
+            await asyncio.to_thread(until, self._is_ready, "Redis", 60)
+            self.oracle.had_no_redis(begin, time.monotonic())
+
+    def _is_ready(self) -> bool:
+        try:
+            return self._stack.is_ready()
+        except httpx.TransportError:  # of a gateway that was killed meanwhile
+            return False
 
     async def _end_of(self, victim: Process) -> None:
         await asyncio.to_thread(until, lambda: not victim.lives, f"the end of {victim}", 60)

@@ -119,6 +119,7 @@ class Attempt:
     sent_at: float
     answers: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
     ending: Ending | None = None  # none yet
+    is_job: bool = False  # taken as one; its answer lies in Redis and has to be asked for
 
 
 @dataclass(slots=True)
@@ -166,6 +167,7 @@ class Oracle:
         self._stories: dict[str, list[Attempt]] = {}
         self._strays: list[str] = []
         self._still: list[tuple[float, float]] = []
+        self._no_redis: list[tuple[float, float]] = []
         self._forgot: list[tuple[float, float]] = []
 
     # ---- what callers tell ----
@@ -206,6 +208,11 @@ class Oracle:
         """A gateway could not answer in this time."""
         with self.changed:
             self._still.append((begin, end))
+
+    def had_no_redis(self, begin: float, end: float) -> None:
+        """Nobody could be told of a job in this time; who asked got 503 at once."""
+        with self.changed:
+            self._no_redis.append((begin, end))
 
     @contextmanager
     def forgetting(self) -> Iterator[None]:
@@ -253,7 +260,7 @@ class Oracle:
         for attempt in story:
             if attempt.ending is Ending.REFUSED:
                 at, _ = attempt.answers[0]
-                refusal_s = at - attempt.sent_at - self._still_s(attempt.sent_at, at)
+                refusal_s = at - attempt.sent_at - _covered_s(self._still, attempt.sent_at, at)
                 counts.worst_refusal_s = max(counts.worst_refusal_s, refusal_s)
         answered = next((attempt for attempt in story if attempt.ending is Ending.ANSWERED), None)
         last = story[-1].ending
@@ -299,7 +306,8 @@ class Oracle:
             counts.wrong += 1
             counts.complaints.append(f"wrong: {attempt.call.id} is answered by {str(body)[:300]}")
         due = attempt.sent_at + attempt.call.deadline_s
-        over_s = at - due - self._still_s(attempt.sent_at, at)
+        excuses = self._still + (self._no_redis if attempt.is_job else [])
+        over_s = at - due - _covered_s(excuses, attempt.sent_at, at)
         counts.worst_over_deadline_s = max(counts.worst_over_deadline_s, over_s)
         if over_s > PROMISE_S + self.allowance_s:
             counts.lost += 1
@@ -308,18 +316,19 @@ class Oracle:
             counts.answered += 1
             counts.late += over_s > PROMISE_S
 
-    def _still_s(self, begin: float, end: float) -> float:
-        """For how long of this time a gateway stood still; several at a time count once."""
-        total, seen = 0.0, begin
-        for first, last in sorted(self._still):
-            total += max(0.0, min(last, end) - max(first, seen))
-            seen = max(seen, last)
-        return total
-
     def _is_excused(self, story: Iterable[Attempt]) -> bool:
         """Whether Redis lost everything while this call was in use."""
         times = [at for attempt in story for at in (attempt.sent_at, *(at for at, _ in attempt.answers))]
         return any(begin <= max(times) and end >= min(times) for begin, end in self._forgot)
+
+
+def _covered_s(times: Iterable[tuple[float, float]], begin: float, end: float) -> float:
+    """How much of the time between begin and end these cover; what several cover counts once."""
+    total, seen = 0.0, begin
+    for first, last in sorted(times):
+        total += max(0.0, min(last, end) - max(first, seen))
+        seen = max(seen, last)
+    return total
 
 
 def fault_of(body: Mapping[str, Any]) -> str | None:
