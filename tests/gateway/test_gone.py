@@ -196,10 +196,10 @@ async def test_who_waits_for_a_job_may_go(bench: Bench) -> None:
     assert (await bench.service.http.post("/v1/jobs", json={"id": "a", "code": "hold"})).status_code == 202
     reader, writer = await asyncio.open_connection(*bench.address)
     writer.write(b"GET /v1/jobs/a?wait=30 HTTP/1.1\r\nhost: x\r\n\r\n")
-    await until(lambda: len(bench.service.gateway.replies) == 1)
+    await until(lambda: bench.held == 2)
     await bench.service.worker.has_seen(1)
     await Caller(reader, writer).hang_up()
-    await until(lambda: bench.held == 0)
+    await until(lambda: bench.held == 1)
     assert await bench.queue.orders("echo", block_s=0) == []
     bench.service.worker.released.set()
     answer = await bench.service.http.get("/v1/jobs/a", params={"wait": 30})
