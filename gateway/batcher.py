@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import TypeVar
 
 from gateway.line import Line
@@ -121,7 +122,11 @@ class Batcher:
         return bool(calls or self._cancelled or self._again)
 
     async def _cancel(self) -> None:
-        records = [record for record in _first(self._cancelled) if not self._replies.is_wanted(record)]
+        records = [
+            record
+            for record in islice(_taken(self._cancelled), FLUSH_CALLS)
+            if not self._replies.is_wanted(record)
+        ]
         if not records:
             return
         try:
@@ -179,10 +184,6 @@ def _load(calls: Iterator[QueuedCall]) -> list[QueuedCall]:
 def _taken(waiting: deque[T]) -> Iterator[T]:
     while waiting:
         yield waiting.popleft()
-
-
-def _first(waiting: deque[T]) -> list[T]:
-    return [waiting.popleft() for _ in range(min(FLUSH_CALLS, len(waiting)))]
 
 
 def _size(call: ToolCall) -> int:

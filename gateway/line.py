@@ -31,9 +31,8 @@ from typing import Generic, Protocol, TypeVar
 from gateway.metrics import Metrics
 from gateway.tenants import Tenant
 from sandbox.calls import ToolCall
+from sandbox.queue import FLOOR_SHARE
 
-#: Of so many calls one is a judge's, however many tool calls there are.
-FLOOR_SHARE = 8
 #: Calls of a priority in Redis for each slot of the live workers, where there are tenants.
 CALLS_PER_SLOT = 2
 #: And at least so many: a few slots would get each call by a round trip of its own.

@@ -41,11 +41,8 @@ from gateway.gateway import Gateway
 from gateway.reader import CallerGone, CallReader, read_body
 from gateway.replies import Reply, Waiting
 from gateway.tenants import Tenant, tenant_of
-from sandbox.calls import CallStatus, ToolCall, ToolResult, is_call_id
-from sandbox.errors import InternalError, InvalidCall, NotFound, QueueTimeout, SandboxError
-
-#: The longest `wait` of a GET: below the minute after which proxies cut what is silent.
-LONGEST_WAIT_S = 50.0
+from sandbox.calls import MAX_WAIT_S, ToolCall, ToolResult, is_call_id
+from sandbox.errors import InvalidCall, NotFound, SandboxError
 
 NDJSON = b"application/x-ndjson"
 _STREAM_HEADERS = [(b"content-type", NDJSON), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
@@ -75,8 +72,8 @@ class RunRoute(_Route):
             answer = waiting.future.result()
             if isinstance(answer, SandboxError):
                 raise answer
-            if answer.status.is_fault:
-                raise _error_of(ToolResult.model_validate_json(answer.raw))
+            if answer.status.is_fault and (error := ToolResult.model_validate_json(answer.raw).to_error()):
+                raise error
             await send_json(send, 200, answer.raw)
 
 
@@ -184,7 +181,7 @@ def _wait_s(scope: Scope) -> float:
         wait_s = -1.0
     if not 0 <= wait_s < float("inf"):
         raise InvalidCall("wait: must be a number of seconds, 0 or more")
-    return min(wait_s, LONGEST_WAIT_S)
+    return min(wait_s, MAX_WAIT_S)
 
 
 def _deadline_s(scope: Scope) -> float | None:
@@ -220,12 +217,6 @@ async def send_json(
     head = [(b"content-type", b"application/json"), length, *headers]
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
-
-
-def _error_of(fault: ToolResult) -> SandboxError:
-    if fault.status is CallStatus.QUEUE_TIMEOUT:
-        return QueueTimeout(fault.reason or "the deadline passed before the program started")
-    return InternalError(fault.reason or "the service failed while it ran the call")
 
 
 def _wants_lines(scope: Scope) -> bool:

@@ -26,9 +26,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from sandbox.errors import InvalidCall
+from sandbox.errors import InternalError, InvalidCall, QueueTimeout, SandboxError
 
 MIB = 1024 * 1024
+
+#: The longest that one question for a job's result waits: below the minute after which proxies cut what is silent.
+MAX_WAIT_S = 50.0
 
 
 class CallStatus(StrEnum):
@@ -199,6 +202,14 @@ class ToolResult(_Frozen):
     usage: Usage = Field(default_factory=Usage)
     worker: str = Field(default="", description="The worker that ran the call.")
     reason: str | None = Field(default=None, description="For a fault: what failed, in one sentence.")
+
+    def to_error(self) -> SandboxError | None:
+        """What a fault is where an answer has no place for it; None for a verdict."""
+        if self.status is CallStatus.QUEUE_TIMEOUT:
+            return QueueTimeout(self.reason or "the deadline passed before the program started")
+        if self.status is CallStatus.INTERNAL_ERROR:
+            return InternalError(self.reason or "the service failed while it ran the call")
+        return None
 
 
 def parse_call(raw: bytes | str | dict[str, JsonValue]) -> ToolCall:

@@ -17,9 +17,18 @@ from typing import Literal, Self, TypedDict, TypeVar, Unpack
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from sandbox.calls import Base64File, CallStatus, Limits, Network, ToolCall, ToolResult, first_error
-from sandbox.errors import InternalError, InvalidCall, Overloaded, QueueTimeout, SandboxError
-from sandbox.wire import MAX_WAIT_S, Answer, Wire
+from sandbox.calls import (
+    MAX_WAIT_S,
+    Base64File,
+    CallStatus,
+    Limits,
+    Network,
+    ToolCall,
+    ToolResult,
+    first_error,
+)
+from sandbox.errors import InternalError, InvalidCall, Overloaded, SandboxError
+from sandbox.wire import Answer, Wire
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -269,10 +278,8 @@ def _as_call(call: ToolCall | str, fields: CallFields) -> ToolCall:
 
 def _verdict(result: ToolResult) -> ToolResult:
     """The result, unless it is a fault."""
-    if result.status is CallStatus.QUEUE_TIMEOUT:
-        raise QueueTimeout(result.reason or "the deadline passed before the program started")
-    if result.status is CallStatus.INTERNAL_ERROR:
-        raise InternalError(result.reason or "the service failed while it ran the call")
+    if (error := result.to_error()) is not None:
+        raise error
     return result
 
 

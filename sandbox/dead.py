@@ -22,7 +22,7 @@ from sandbox.api_keys import key_of_caller
 from sandbox.calls import ToolResult
 from sandbox.client import DEFAULT_URL
 from sandbox.errors import InternalError
-from sandbox.wire import Wire
+from sandbox.wire import MAX_RESULT_BYTES, Wire
 
 dead_app = typer.Typer(no_args_is_help=True, help="Calls that no worker survived.")
 
@@ -92,7 +92,7 @@ def _ask(method: str, path: str, url: str) -> bytes:
         wire = Wire(url, max_in_flight=1, api_key=key_of_caller())
         wire.open()
         try:
-            return await wire.page(method, f"/v1/dead{path}", _SEND_S)
+            return await wire.page(method, f"/v1/dead{path}", _SEND_S, MAX_RESULT_BYTES)
         finally:
             await wire.close()
 

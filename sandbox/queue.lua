@@ -295,7 +295,7 @@ local function hand_back(keys, args)
     return redis.status_reply('OK')
 end
 
--- KEYS streams   ARGV group, idle_ms
+-- KEYS streams   ARGV group, idle_ms, consumer ('' for any)
 -- Takes those consumers out of the group that hold nothing and have been silent for so long
 local function forget_consumers(keys, args)
     for _, stream in ipairs(keys) do
@@ -304,7 +304,8 @@ local function forget_consumers(keys, args)
             for i = 1, #flat, 2 do
                 info[flat[i]] = flat[i + 1]
             end
-            if info.pending == 0 and info.idle >= tonumber(args[2]) then
+            local is_meant = args[3] == '' or info.name == args[3]
+            if is_meant and info.pending == 0 and info.idle >= tonumber(args[2]) then
                 redis.call('XGROUP', 'DELCONSUMER', stream, args[1], info.name)
             end
         end

@@ -51,7 +51,7 @@ from sandbox.settings import RedisSettings
 log = logging.getLogger(__name__)
 
 #: One `take` in so many begins with the `judge` stream, so that a flood of tool calls cannot starve it.
-_FLOOR_SHARE = 8
+FLOOR_SHARE = 8
 
 #: Most entries of one read; each holds what was settled in one round trip.
 _MAIL_PER_READ = 32
@@ -303,7 +303,7 @@ class CallQueue:
         if count < 1:
             raise ValueError("count must be at least 1, and means free slots")
         self._takes += 1
-        streams = self._streams[::-1] if self._takes % _FLOOR_SHARE == 0 else self._streams
+        streams = self._streams[::-1] if self._takes % FLOOR_SHARE == 0 else self._streams
         taken = await self._deliveries(await self._link.call("take", streams, GROUP, consumer, count))
         if taken or block_s <= 0:
             return taken
@@ -390,7 +390,7 @@ class CallQueue:
 
     async def forget_consumers(self, idle_s: float = _FORGET_CONSUMER_S) -> None:
         """Take killed workers out of the group, which Redis keeps: who holds nothing and is silent for so long."""
-        await self._link.call("forget_consumers", self._streams, GROUP, int(idle_s * 1000))
+        await self._link.call("forget_consumers", self._streams, GROUP, int(idle_s * 1000), "")
 
     async def orders(self, consumer: str, block_s: float = MAX_BLOCK_S) -> list[Place]:
         """The calls that this worker shall stop running; if there is none, wait `block_s`, at most 1 s."""
@@ -456,11 +456,7 @@ class CallQueue:
         Its consumer leaves the group too, unless calls are pending with it: Redis would forget those with it.
         """
         await self._link.send(("DEL", self._keys.worker(worker_id)), ("ZREM", self._keys.workers, worker_id))
-        held = await self._link.send(
-            *(("XPENDING", stream, GROUP, "-", "+", 1, worker_id) for stream in self._streams)
-        )
-        free = [stream for stream, pending in zip(self._streams, held, strict=True) if not pending]
-        await self._link.send(*(("XGROUP", "DELCONSUMER", stream, GROUP, worker_id) for stream in free))
+        await self._link.call("forget_consumers", self._streams, GROUP, 0, worker_id)
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers that live."""

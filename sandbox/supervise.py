@@ -249,9 +249,8 @@ class Supervisor:
         end: asyncio.Future[None] = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number, end)
-        if (
-            signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
-        ):  # else we are to outlive our terminal, as under nohup
+        # Else we are to outlive our terminal, as under nohup.
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup, end)
         starting = asyncio.create_task(self._bring_up(end))
         try:

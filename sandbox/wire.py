@@ -65,16 +65,14 @@ _CANCEL_S = 5.0  # for telling the gateway that a caller has left
 _MAX_CANCELS = 8  # told at one time
 _MARGIN_S = 60.0  # beyond deadline and wall limit: a worker's death, and the way back
 _MAX_ERROR_BYTES = 64 * 1024  # of an answer that is an error, and of a line beside its two outputs
-_MAX_PAGE_BYTES = 64 * MIB  # of a job's result, whose limits we need not know, and of all others
+_MAX_STATUS_BYTES = 4 * MIB  # of `/v1/status`, which lists every worker
+MAX_RESULT_BYTES = 64 * MIB  # of a job's result or a dead letter, whose limits we need not know
 _HEADERS = {"accept-encoding": "identity"}  # each line as soon as it is written, with no decoder in between
 _BATCH_HEADERS = {**_HEADERS, "accept": "application/x-ndjson", "content-type": "application/json"}
 
 _KEY = re.compile(r"[!-~]+")
 
 _PENDING = 202  # of a job without a result
-
-#: The longest that one question for a job's result may wait: proxies cut what is silent for a minute.
-MAX_WAIT_S = 50.0
 
 _CLOSED = "the client was closed; the call may have run"
 
@@ -197,7 +195,7 @@ class Wire:
     async def result(self, call_id: str, wait_s: float) -> ToolResult | None:
         """What came of a call; None when nothing has within `wait_s`, at most MAX_WAIT_S. Raises as `submit` does."""
         path = f"{_job(call_id)}?wait={wait_s:g}"
-        status, body = await self._page("GET", path, wait_s + _PAGE_S)
+        status, body = await self._page("GET", path, wait_s + _PAGE_S, most=MAX_RESULT_BYTES)
         if status == _PENDING:
             return None
         try:
@@ -205,13 +203,20 @@ class Wire:
         except ValueError as exc:
             raise InternalError(f"{self.url} gave a result that this client cannot read") from exc
 
-    async def page(self, method: str, path: str, within_s: float = _PAGE_S) -> bytes:
-        """The body of a page of the gateway. Raises what the gateway raised, or `Unavailable`."""
-        _, body = await self._page(method, path, within_s)
+    async def page(
+        self, method: str, path: str, within_s: float = _PAGE_S, most: int = _MAX_STATUS_BYTES
+    ) -> bytes:
+        """The body of a page of the gateway, at most so long. Raises what the gateway raised, or `Unavailable`."""
+        _, body = await self._page(method, path, within_s, most=most)
         return body
 
     async def _page(
-        self, method: str, path: str, within_s: float, content: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        within_s: float,
+        content: bytes | None = None,
+        most: int = _MAX_STATUS_BYTES,
     ) -> tuple[int, bytes]:
         lane = self._free_lane()
         lane.open += 1
@@ -222,7 +227,7 @@ class Wire:
             ):
                 if not response.is_success:
                     raise await _refusal(response)
-                return response.status_code, await _read(response, most=_MAX_PAGE_BYTES)
+                return response.status_code, await _read(response, most=most)
         except (httpx.TransportError, TimeoutError) as exc:
             raise Unavailable(f"{self.url} does not answer: {_words(exc)}") from exc
         finally:

@@ -18,10 +18,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from gateway.line import CALLS_PER_SLOT, FLOOR_SHARE, LEAST_WINDOW, Line
+from gateway.line import CALLS_PER_SLOT, LEAST_WINDOW, Line
 from gateway.metrics import Metrics
 from gateway.tenants import ANONYMOUS, Tenant
 from sandbox.calls import ToolCall
+from sandbox.queue import FLOOR_SHARE
 
 PRIORITIES = ("tool", "judge")
 TENANTS = [Tenant("a", 1), Tenant("b", 3), Tenant("c", 7)]
