@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from loadtest.corpus import Agreement, Recorded, compare, read_corpus
-from loadtest.stack import own_stack
+from loadtest.stack import service_at
 from loadtest.terminal import counted, make_console, print_error
 from loadtest.timing import Answered, ask_all, percentile
 from sandbox import CallStatus, SandboxClient, SandboxError, ToolCall
@@ -35,7 +34,7 @@ def main(
     console = make_console()
     try:
         recorded = read_corpus(file)
-        with nullcontext(url) if url else own_stack() as base:
+        with service_at(url) as base:
             answers = asyncio.run(_send(console, base, recorded, callers))
     except SandboxError as exc:
         print_error(console, exc)

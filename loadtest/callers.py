@@ -19,24 +19,19 @@ import json
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from loadtest.stack import own_stack
+from loadtest.stack import service_at
 from loadtest.terminal import counted, make_console, make_table, print_error
 from loadtest.timing import percentile
+from loadtest.workloads import KINDS
 from sandbox import SandboxClient, SandboxError
 
-#: One line of code for each kind of program, and what it prints.
-KINDS = {
-    "print": ("print(1)", "1\n"),
-    "numpy": ("import numpy as np; print(round(np.linalg.det(np.eye(20) * 2)))", "1048576\n"),
-    "sympy": ("from sympy import *; x = symbols('x'); print(solve(x**2 - 2))", "[-sqrt(2), sqrt(2)]\n"),
-}
+_KINDS = ("print", "numpy", "sympy")
 _WARM_UP_CALLS = 16  # of each kind, so that no cell pays for first times
 
 
@@ -64,17 +59,17 @@ class _Tally:
 def main(
     url: Annotated[str, typer.Option(help="A gateway that runs; without it, a stack of our own.")] = "",
     callers: Annotated[list[int] | None, typer.Option(min=1, help="[default: 1, 32 and 256]")] = None,
-    kinds: Annotated[list[str] | None, typer.Option(help=f"[default: {', '.join(KINDS)}]")] = None,
+    kinds: Annotated[list[str] | None, typer.Option(help=f"[default: {', '.join(_KINDS)}]")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long each cell sends calls.")] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array and nothing else.")] = False,
 ) -> None:
     """Measure calls a second and latency, with a fixed number of callers."""
     console = Console(stderr=True) if as_json else make_console()
-    if unknown := set(kinds or ()) - set(KINDS):
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: the kinds are {', '.join(KINDS)}")
-    grid = [(kind, number) for kind in kinds or KINDS for number in callers or (1, 32, 256)]
+    if unknown := set(kinds or ()) - set(_KINDS):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: the kinds are {', '.join(_KINDS)}")
+    grid = [(kind, number) for kind in kinds or _KINDS for number in callers or (1, 32, 256)]
     try:
-        with nullcontext(url) if url else own_stack() as base:
+        with service_at(url) as base:
             cells = asyncio.run(_measure_all(console, base, grid, seconds))
     except SandboxError as exc:
         print_error(console, exc)
@@ -91,7 +86,7 @@ async def _measure_all(console: Console, url: str, grid: list[tuple[str, int]], 
     cells = []
     async with SandboxClient(url) as client:
         for kind in {kind for kind, _ in grid}:
-            await asyncio.gather(*(client.run(KINDS[kind][0]) for _ in range(_WARM_UP_CALLS)))
+            await asyncio.gather(*(client.run(KINDS[kind].code) for _ in range(_WARM_UP_CALLS)))
         with counted(console, "measurements", len(grid)) as count:
             for kind, callers in grid:
                 cells.append(await _measure(client, kind, callers, seconds))
@@ -122,7 +117,7 @@ async def _measure(client: SandboxClient, kind: str, callers: int, seconds: floa
 
 async def _call_until(end: float, client: SandboxClient, kind: str, tally: _Tally) -> None:
     """One caller. A call counts when its answer is right; anything else is an error under its name."""
-    code, printed = KINDS[kind]
+    code, printed = KINDS[kind].code, KINDS[kind].stdout
     while (sent := time.perf_counter()) < end:
         try:
             result = await client.run(code)

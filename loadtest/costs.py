@@ -34,8 +34,8 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from loadtest.callers import KINDS
 from loadtest.terminal import make_console, make_table, print_error
+from loadtest.workloads import KINDS
 from sandbox.calls import CallStatus, Limits, ToolCall, first_error
 from sandbox.errors import ConfigError, JailError, SandboxError
 from sandbox.jail import PRELOADS, Host, Jail, Slots, prepare, runtime
@@ -46,11 +46,11 @@ from sandbox.settings import JailSettings, Level, load_settings
 
 #: By forkserver: what is run in it, under a short name.
 _CODES = {
-    "standard": {"print(1)": KINDS["print"][0]},
-    "numpy": {"print(1)": KINDS["print"][0], "det": KINDS["numpy"][0]},
-    "sympy": {"print(1)": KINDS["print"][0], "solve": KINDS["sympy"][0]},
+    "standard": {"print(1)": KINDS["print"].code},
+    "numpy": {"print(1)": KINDS["print"].code, "det": KINDS["numpy"].code},
+    "sympy": {"print(1)": KINDS["print"].code, "solve": KINDS["sympy"].code},
     "data": {
-        "print(1)": KINDS["print"][0],
+        "print(1)": KINDS["print"].code,
         "sum": "import pandas as pd; print(pd.DataFrame({'a': [1, 2]}).sum().a)",
     },
 }

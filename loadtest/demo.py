@@ -90,7 +90,7 @@ def _demonstrate(
 ) -> Seen:
     console.print("Starting gateway, queue and workers …")
     started = time.perf_counter()
-    with own_stack() as url:
+    with own_stack() as (url, _):
 
         async def send() -> Seen:
             async with SandboxClient(url) as client:

@@ -1,5 +1,7 @@
 """Starts the whole stack the way a person does, by `sandbox up`, and stops it again.
 
+`standin_stack` starts one without jails: gateways and Redis are the real ones, and a stand-in answers (`standin.py`).
+
 Theory of operation. The supervisor gets a session of its own, so that Ctrl-C in our terminal reaches us alone
 and the stop has one order: we leave the `with` block, the supervisor gets SIGTERM, drains, and ends what it
 started. After `_STOP_S`, or at a second Ctrl-C, it gets a second SIGTERM, at which it kills all that it started;
@@ -21,7 +23,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import IO
+from typing import IO, NamedTuple
 
 from sandbox import ConfigError
 
@@ -31,13 +33,45 @@ _KILL_S = 5.0
 _LISTENING = re.compile(r"listening on (?P<url>http://\S+)")
 
 
+class Stack(NamedTuple):
+    """A service that runs."""
+
+    url: str
+    pid: int  # of its supervisor, whose descendants are all of it
+
+
 @contextmanager
-def own_stack(*options: str) -> Iterator[str]:
-    """Run `sandbox up` on a free port, with further options of it, and lend the URL of its gateway.
+def own_stack(*options: str) -> Iterator[Stack]:
+    """Run `sandbox up` on a free port, with further options of it.
 
     Raises ConfigError with the end of the log when it does not start.
     """
-    command = [sys.executable, "-m", "sandbox", "up", "--port", "0", *options]
+    with _running([sys.executable, "-m", "sandbox", "up", "--port", "0", *options]) as stack:
+        yield stack
+
+
+@contextmanager
+def service_at(url: str) -> Iterator[str]:
+    """The URL of a service: the one that is given, or, where none is, of a stack of our own."""
+    if url:
+        yield url
+    else:
+        with own_stack() as stack:
+            yield stack.url
+
+
+@contextmanager
+def standin_stack(*options: str) -> Iterator[Stack]:
+    """Run a service in which `python -m loadtest.standin` answers, with further options of its command `up`.
+
+    Raises ConfigError with the end of the log when it does not start.
+    """
+    with _running([sys.executable, "-m", "loadtest.standin", "up", *options]) as stack:
+        yield stack
+
+
+@contextmanager
+def _running(command: list[str]) -> Iterator[Stack]:
     with _ends_by_exception(signal.SIGTERM, signal.SIGHUP), tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
@@ -47,7 +81,7 @@ def own_stack(*options: str) -> Iterator[str]:
             start_new_session=True,
         )
         try:
-            yield _wait_for_url(process, log)
+            yield Stack(_wait_for_url(process, log), process.pid)
         finally:
             _stop(process)
 

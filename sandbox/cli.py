@@ -126,6 +126,7 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 @app.command(context_settings=_PASS_ON)
 def gateway(context: typer.Context) -> None:
     """Run one gateway, as `python -m gateway` does."""
+    _need_server("gateway")
     _become("gateway", context.args)
 
 
@@ -136,19 +137,30 @@ def worker() -> None:
     It has no options. REDIS_URL says where the calls are, and SANDBOX_WORKER__SLOTS, for one, how many it runs
     at a time.
     """
+    _need_server("worker")
     _become("worker", [])
 
 
+@app.command(context_settings=_PASS_ON)
+def bench(context: typer.Context) -> None:
+    """Measure a service under load: `sandbox bench --help` tells how."""
+    _need("bench", "loadtest", "aiohttp", "hdrh", "matplotlib")
+    _become("loadtest", ["bench", *context.args])
+
+
 def _become(program: str, args: list[str]) -> Never:
-    _need_server(program)
     os.execv(sys.executable, [sys.executable, "-P", "-m", program, *args])  # noqa: S606 - our own words
 
 
 def _need_server(command: str) -> None:
-    if missing := [name for name in ("fastapi", "redis", "uvicorn") if not importlib.util.find_spec(name)]:
+    _need(command, "server", "fastapi", "redis", "uvicorn")
+
+
+def _need(command: str, extra: str, *modules: str) -> None:
+    if missing := [name for name in modules if not importlib.util.find_spec(name)]:
         raise ConfigError(
             f"`sandbox {command}` needs {', '.join(missing)}; "
-            "pip install '.[server]' in the project's folder brings all of it"
+            f"pip install '.[{extra}]' in the project's folder brings all of it"
         )
 
 

@@ -14,7 +14,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import httpx
@@ -42,11 +42,18 @@ _GATEWAY_GRACE_S = 40.0  # after its notice it gives open requests 30 s, and ans
 _MARGIN_S = 5.0  # beyond a worker's own grace
 
 
-async def up(settings: Settings, environ: Mapping[str, str], *, gateways: int, workers: int) -> None:
+async def up(
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    gateways: int,
+    workers: int,
+    worker: Sequence[str] = (*PYTHON, "-m", "worker"),
+) -> None:
     """Run a whole service until a signal ends it, and say on stdout where it listens.
 
-    `environ` is what the children start with, and what `settings` was read from. Raises ConfigError when the
-    stack cannot start, Unavailable when it is not ready in time.
+    `environ` is what the children start with, and what `settings` was read from; `worker` is the command line
+    of each worker. Raises ConfigError when the stack cannot start, Unavailable when it is not ready in time.
     """
     if workers > 1 and settings.worker.metrics_port > 0:
         raise ConfigError(f"{workers} workers cannot share worker.metrics_port; 0 gives each a free one")
@@ -67,7 +74,8 @@ async def up(settings: Settings, environ: Mapping[str, str], *, gateways: int, w
         refuse_open_door(listeners[0], settings.gateway)
         grace_s = settings.worker.grace_s + _MARGIN_S
         leave_s = settings.gateway.notice_s + _GATEWAY_GRACE_S
-        stages.append(Stage("workers", [_worker(n, variables, grace_s) for n in range(1, workers + 1)]))
+        programs = [Program(f"worker-{n}", worker, variables, grace_s) for n in range(1, workers + 1)]
+        stages.append(Stage("workers", programs))
         stages.append(
             Stage(
                 "gateways",
@@ -128,10 +136,6 @@ def _variables(settings: Settings, workers: int) -> dict[str, str]:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def _worker(number: int, variables: Mapping[str, str], grace_s: float) -> Program:
-    return Program(f"worker-{number}", [*PYTHON, "-m", "worker"], variables, grace_s)
 
 
 def _gateway(number: int, variables: Mapping[str, str], listener: socket.socket, grace_s: float) -> Program:

@@ -36,7 +36,7 @@ def _runtime() -> None:
 def url(_runtime: None) -> Iterator[str]:
     """A whole service for the tools that take one."""
     with own_stack() as running:
-        yield running
+        yield running.url
 
 
 def start(tool: str, *arguments: str) -> subprocess.Popen[str]:

@@ -1,0 +1,70 @@
+"""What is sent: kinds of programs, and workloads that mix them.
+
+A kind is a program of which we know what must come of it, so a service that is measured is also held to its answers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sandbox import CallStatus, Limits, ToolCall
+
+_RUNAWAY_S = 2.0  # the wall limit of a runaway: all that it costs
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of program, and what must come of it."""
+
+    name: str
+    code: str
+    stdout: str = ""
+    status: CallStatus = CallStatus.OK
+    wall_s: float | None = None  # its own limit, where the service's is not meant
+
+    def call(self) -> ToolCall:
+        """A new call of it, with an id of its own."""
+        limits = {"limits": Limits(wall_s=self.wall_s)} if self.wall_s is not None else {}
+        return ToolCall.model_validate({"code": self.code, **limits})
+
+
+def _sleeper(ms: int) -> Kind:
+    return Kind(f"sleep-{ms}", f"import time; time.sleep({ms / 1000}); print(1)", "1\n")
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("print", "print(1)", "1\n"),
+        Kind("numpy", "import numpy as np; print(round(np.linalg.det(np.eye(20) * 2)))", "1048576\n"),
+        Kind(
+            "sympy",
+            "from sympy import *; x = symbols('x'); print(solve(x**2 - 2))",
+            "[-sqrt(2), sqrt(2)]\n",
+        ),
+        _sleeper(20),
+        _sleeper(100),
+        _sleeper(300),
+        Kind("runaway", "while True: pass", status=CallStatus.TIMEOUT, wall_s=_RUNAWAY_S),
+    )
+}
+
+#: By name: the share of each kind.
+WORKLOADS: Mapping[str, Mapping[str, float]] = {
+    "print": {"print": 1},
+    "numpy": {"numpy": 1},
+    "sympy": {"sympy": 1},
+    "mixed": {"print": 0.6, "numpy": 0.25, "sympy": 0.1, "sleep-100": 0.05},
+    "sleepers": {"sleep-20": 0.5, "sleep-100": 0.3, "sleep-300": 0.2},
+    "runaways": {"print": 0.99, "runaway": 0.01},
+}
+
+
+def draw(workload: Mapping[str, float], rng: random.Random) -> Iterator[Kind]:
+    """Kinds without end, each as often as its share says."""
+    kinds = [KINDS[name] for name in workload]
+    shares = list(workload.values())
+    while True:
+        yield rng.choices(kinds, shares)[0]
