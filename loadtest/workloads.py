@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from sandbox import CallStatus, Limits, ToolCall
+from sandbox import CallStatus, ToolCall, jsonl
 
 _RUNAWAY_S = 2.0  # the wall limit of a runaway: all that it costs
 
@@ -20,14 +22,13 @@ class Kind:
 
     name: str
     code: str
-    stdout: str = ""
-    status: CallStatus = CallStatus.OK
-    wall_s: float | None = None  # its own limit, where the service's is not meant
+    stdout: str | None = ""  # None: not known
+    status: CallStatus | None = CallStatus.OK  # None: not known, so that any verdict is right
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of the call, beside its code
 
     def call(self) -> ToolCall:
         """A new call of it, with an id of its own."""
-        limits = {"limits": Limits(wall_s=self.wall_s)} if self.wall_s is not None else {}
-        return ToolCall.model_validate({"code": self.code, **limits})
+        return ToolCall.model_validate({**self.fields, "code": self.code})
 
 
 def _sleeper(ms: int) -> Kind:
@@ -47,7 +48,12 @@ KINDS: Mapping[str, Kind] = {
         _sleeper(20),
         _sleeper(100),
         _sleeper(300),
-        Kind("runaway", "while True: pass", status=CallStatus.TIMEOUT, wall_s=_RUNAWAY_S),
+        Kind(
+            "runaway",
+            "while True: pass",
+            status=CallStatus.TIMEOUT,
+            fields={"limits": {"wall_s": _RUNAWAY_S}},
+        ),
     )
 }
 
@@ -60,6 +66,18 @@ WORKLOADS: Mapping[str, Mapping[str, float]] = {
     "sleepers": {"sleep-20": 0.5, "sleep-100": 0.3, "sleep-300": 0.2},
     "runaways": {"print": 0.99, "runaway": 0.01},
 }
+
+
+def own_kind(name: str, call: ToolCall) -> Kind:
+    """A kind of which nothing is known but the call. Its id is not kept: sent again, it would not run again."""
+    fields = call.model_dump(exclude_unset=True, exclude={"id", "code"})
+    return Kind(name, call.code, stdout=None, status=None, fields=fields)
+
+
+def kinds_of_file(path: Path) -> list[Kind]:
+    """One for each line of a file of calls, as `sandbox map` reads it. Raises InvalidCall and ConfigError as that."""
+    calls = jsonl.read_calls(path, lenient=False)
+    return [own_kind(f"{path.name}:{number}", call) for number, call in enumerate(calls, start=1)]
 
 
 def draw(workload: Mapping[str, float], rng: random.Random) -> Iterator[Kind]:
