@@ -1,83 +1,32 @@
-"""Services that can be measured, each behind an adapter that speaks its API and puts its answers into our words.
+"""Services that can be measured. Each is behind a name.
 
-    v1              POST /v1/run                of this service
+    v1              POST /v1/run          of this service, each call in a request of its own
+    client          POST /v1/batch        of this service, by its `SandboxClient`, which joins calls
+    code-judge      POST /run/long-batch  of code-judge, one submission in a request
+    sandbox-fusion  POST /run_code        of SandboxFusion
 
-An adapter makes the body of a request from a call and reads the answer; `HttpTarget` does the rest for all of them.
-Nothing of an answer is trusted: its length is bounded before it is read, and what has no known shape is `unreadable`.
+Nobody sends a call again. Nothing of an answer is trusted: its length is bounded before it is read, and what has no
+known shape is `unreadable`. `adapters.py` knows the APIs; to measure another service is to add one there.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 import aiohttp
-from pydantic_core import from_json
 
+from loadtest.adapters import ADAPTERS, FAULTS, MAX_WHY, Adapter, of_result
 from loadtest.openloop import CONNECTION_ERROR, REFUSED, UNREADABLE, Reply, Target
-from sandbox import CallStatus, ToolCall, ToolResult
+from sandbox import Answer, AnswerLost, Overloaded, SandboxClient, ToolCall, ToolResult, Unavailable
 from sandbox.process import use_all_descriptors
+
+#: Every name of a target.
+TARGETS = ("v1", "client", "code-judge", "sandbox-fusion")
 
 _CONNECT_S = 10.0
 _MAX_REST_BYTES = 64 * 1024  # of an answer beside the program's output, and of one that is an error
-_MAX_WHY = 200  # characters of a service's own words that are kept
-
-#: Faults that this service answers with an error, by the error's name.
-_FAULTS = {"QueueTimeout": CallStatus.QUEUE_TIMEOUT.value, "InternalError": CallStatus.INTERNAL_ERROR.value}
-
-
-class Adapter(Protocol):
-    """What is particular to one API."""
-
-    path: str
-
-    def encode(self, call: ToolCall) -> bytes:
-        """The body that asks for this call."""
-        ...
-
-    def read(self, status: int, body: bytes) -> Reply:
-        """What the answer says. Raises ValueError for one that has not the shape of the API."""
-        ...
-
-
-class V1:
-    """One call, one request: https://…/docs of any gateway describes it."""
-
-    path = "/v1/run"
-
-    def encode(self, call: ToolCall) -> bytes:
-        """What the kind leaves out stays out, so that the server's defaults hold."""
-        return call.model_copy(update={"id": call.id}).model_dump_json(exclude_unset=True).encode()
-
-    def read(self, status: int, body: bytes) -> Reply:
-        """A verdict is a result; a fault is an error with a name."""
-        if status != 200:
-            return _v1_error(status, body)
-        result = ToolResult.model_validate_json(body)
-        return Reply(
-            result.status.value,
-            result.stdout,
-            cpu_s=result.usage.cpu_s,
-            wall_s=result.usage.wall_s,
-            queue_s=result.usage.queue_s,
-        )
-
-
-def _v1_error(status: int, body: bytes) -> Reply:
-    refusal = _http_error(status, body)
-    try:
-        name = from_json(body)["error"]["name"]
-    except (ValueError, TypeError, KeyError):
-        return refusal  # it is not the gateway that answered
-    return Reply(
-        _FAULTS.get(name, refusal.outcome) if isinstance(name, str) else refusal.outcome, why=refusal.why
-    )
-
-
-def _http_error(status: int, body: bytes) -> Reply:
-    outcome = REFUSED if status in {429, 503} else f"http_{status}"
-    return Reply(outcome, why=body[: 4 * _MAX_WHY].decode(errors="replace")[:_MAX_WHY])
+_NO_BOUND = 1_000_000  # calls in flight, which no machine reaches
 
 
 class HttpTarget:
@@ -96,26 +45,75 @@ class HttpTarget:
                 answer = await _read(response, _longest(call))
             return self._adapter.read(response.status, answer)
         except (aiohttp.ClientError, OSError) as exc:
-            return Reply(CONNECTION_ERROR, why=f"{type(exc).__name__}: {exc}"[:_MAX_WHY])
+            return Reply(CONNECTION_ERROR, why=f"{type(exc).__name__}: {exc}"[:MAX_WHY])
         except ValueError as exc:
-            return Reply(UNREADABLE, why=str(exc)[:_MAX_WHY])
+            return Reply(UNREADABLE, why=str(exc)[:MAX_WHY])
+
+
+class ClientTarget:
+    """Our own service, asked as a training job asks: one `SandboxClient` joins the calls of a moment."""
+
+    def __init__(self, client: SandboxClient) -> None:
+        self._client = client
+
+    async def ask(self, call: ToolCall) -> Reply:
+        """See `Target`."""
+        [answer] = await self._client.run_many([call])
+        return _of_answer(answer)
+
+
+def _of_answer(answer: Answer) -> Reply:
+    if isinstance(answer, ToolResult):
+        return of_result(answer)
+    match answer:
+        case Overloaded():
+            outcome = REFUSED
+        case AnswerLost():
+            outcome = CONNECTION_ERROR
+        case Unavailable():
+            # The client raises the same for no connection, and names its cause then.
+            outcome = REFUSED if answer.__cause__ is None else CONNECTION_ERROR
+        case _:
+            outcome = FAULTS.get(type(answer), f"http_{answer.http_status}")
+    return Reply(outcome, why=answer.message[:MAX_WHY])
 
 
 @asynccontextmanager
-async def open_target(url: str, adapter: Adapter, api_key: str | None = None) -> AsyncIterator[Target]:
-    """A target with as many connections as it needs at a time: a bound would make the generator late."""
+async def open_target(url: str, name: str, api_key: str | None = None) -> AsyncIterator[Target]:
+    """A target with as many connections, or calls in flight, as it takes: a bound would make the generator late."""
     use_all_descriptors()
+    if name == "client":
+        # Without patience, since being told to come back later counts as no attempt.
+        async with SandboxClient(
+            url, api_key=api_key, attempts=1, patience_s=0.0, max_in_flight=_NO_BOUND
+        ) as client:
+            yield ClientTarget(client)
+    else:
+        async with _open_session(api_key) as session:
+            yield HttpTarget(session, url, ADAPTERS[name]())
+
+
+def check_calls(name: str, calls: Iterable[ToolCall]) -> None:
+    """Raise ConfigError where one of the calls cannot be said in the API of this target."""
+    if name in ADAPTERS:
+        adapter = ADAPTERS[name]()
+        for call in calls:
+            adapter.encode(call)
+
+
+def _open_session(api_key: str | None) -> aiohttp.ClientSession:
     headers = {"content-type": "application/json", "accept-encoding": "identity"}
     if api_key is not None:
         headers["authorization"] = f"Bearer {api_key}"
-    async with aiohttp.ClientSession(
+    return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),  # the loop is patient, or not
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=_CONNECT_S
+        ),  # the loop has patience, and an end of it
         headers=headers,
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
-    ) as session:
-        yield HttpTarget(session, url, adapter)
+    )
 
 
 def _longest(call: ToolCall) -> int:
