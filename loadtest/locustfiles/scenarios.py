@@ -210,7 +210,7 @@ def _read_batch(calls: int, content: bytes) -> list[ToolResult | _ErrorAnswer]:
 
 def _check(kind: Kind, result: ToolResult) -> None:
     if result.status != kind.status:
-        raise Wrong(f"{kind.name}: {result.status.value} where {kind.status.value} must come")
+        raise Wrong(f"{kind.name}: {result.status} where {kind.status} must come")
     if result.stdout != kind.stdout:
         raise Wrong(f"{kind.name}: printed {result.stdout[:40]!r} where {kind.stdout!r} must come")
 
