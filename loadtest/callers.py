@@ -19,6 +19,7 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Annotated
 
@@ -69,8 +70,8 @@ def main(
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: the kinds are {', '.join(_KINDS)}")
     grid = [(kind, number) for kind in kinds or _KINDS for number in callers or (1, 32, 256)]
     try:
-        with service_at(url) as base:
-            cells = asyncio.run(_measure_all(console, base, grid, seconds))
+        with service_at(url) as base, counted(console, "measurements", len(grid)) as count:
+            cells = asyncio.run(measure_callers(base, grid, seconds, count))
     except SandboxError as exc:
         print_error(console, exc)
         raise typer.Exit(1) from exc
@@ -82,15 +83,17 @@ def main(
     raise typer.Exit(1 if any(cell.errors for cell in cells) else 0)
 
 
-async def _measure_all(console: Console, url: str, grid: list[tuple[str, int]], seconds: float) -> list[Cell]:
+async def measure_callers(
+    url: str, grid: list[tuple[str, int]], seconds: float, on_cell: Callable[[], None]
+) -> list[Cell]:
+    """Measure each kind of program with each number of callers, one after the other, for so long."""
     cells = []
     async with SandboxClient(url) as client:
         for kind in {kind for kind, _ in grid}:
             await asyncio.gather(*(client.run(KINDS[kind].code) for _ in range(_WARM_UP_CALLS)))
-        with counted(console, "measurements", len(grid)) as count:
-            for kind, callers in grid:
-                cells.append(await _measure(client, kind, callers, seconds))
-                count()
+        for kind, callers in grid:
+            cells.append(await _measure(client, kind, callers, seconds))
+            on_cell()
     return cells
 
 

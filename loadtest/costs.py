@@ -99,6 +99,16 @@ class Row:
     bare: Cost
     nsjail_ms: float
 
+    @property
+    def inside_ms(self) -> float:
+        """Program and forkserver."""
+        return self.call.program + self.call.forkserver
+
+    @property
+    def walls_ms(self) -> float:
+        """What they use beyond a bare fork of the same warm interpreter."""
+        return self.inside_ms - self.bare.total
+
 
 def main(
     calls: Annotated[int, typer.Option(help="Calls that each figure is the median of.", min=3)] = 200,
@@ -109,13 +119,15 @@ def main(
     try:
         settings = load_settings().jail
         settings = JailSettings.model_validate(settings.model_dump() | ({"level": level} if level else {}))
-        asyncio.run(_measure(console, settings, calls))
+        _print_forkservers(console, settings.level, asyncio.run(measure_forkservers(settings, calls)))
+        _print_layers(console, settings.level, asyncio.run(_measure_layers(settings, calls)))
     except (SandboxError, ValidationError) as exc:
         print_error(console, exc if isinstance(exc, SandboxError) else ConfigError(first_error(exc)))
         raise typer.Exit(1) from exc
 
 
-async def _measure(console: Console, settings: JailSettings, calls: int) -> None:
+async def measure_forkservers(settings: JailSettings, calls: int) -> list[Row]:
+    """The rows of the first table. Raises ConfigError on a host that cannot tell, JailError if a call goes wrong."""
     if settings.level == "process":
         raise ConfigError(
             "costs are measured beside nsjail, which the level process does without; give --level namespaces or strict"
@@ -127,11 +139,14 @@ async def _measure(console: Console, settings: JailSettings, calls: int) -> None
     with closing(Slots(host)) as slots:
         for preload in PRELOADS:
             rows += await _forkserver(host, slots, preload, calls)
-    _print_forkservers(console, settings.level, rows)
+    return rows
+
+
+async def _measure_layers(settings: JailSettings, calls: int) -> list[tuple[str, Cost]]:
     with injected(settings) as copy:
         host = prepare(copy, slots=1)
         with closing(Slots(host)) as slots:
-            _print_layers(console, settings.level, await _layers(host, slots, calls))
+            return await _layers(host, slots, calls)
 
 
 # ---- by forkserver ----
@@ -296,21 +311,21 @@ def _print_forkservers(console: Console, level: Level, rows: list[Row]) -> None:
     for heading in ("program", "server", "worker", "total", "bare fork", "walls", "nsjail", "times", "cores"):
         table.add_column(heading, justify="right")
     for row in rows:
-        call, inside = row.call, row.call.program + row.call.forkserver
+        call = row.call
         figures = (
             call.program,
             call.forkserver,
             call.worker,
             call.total,
             row.bare.total,
-            inside - row.bare.total,
+            row.walls_ms,
         )
         table.add_row(
             row.preload,
             row.code,
             *(f"{figure:.2f}" for figure in figures),
             f"{row.nsjail_ms:.0f}",
-            f"{row.nsjail_ms / inside:.0f}",
+            f"{row.nsjail_ms / row.inside_ms:.0f}",
             f"{call.total / call.forkserver:.1f}",
         )
     console.print(table)
