@@ -24,7 +24,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis, SSLConnection
+import hiredis
+from redis.asyncio import BlockingConnectionPool, Connection, ConnectionPool, Redis, SSLConnection
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import (
@@ -265,11 +266,24 @@ def _check_database(text: str) -> None:
         raise ConfigError("REDIS_URL: the database must be a number, and a / in a password must be %2F")
 
 
+class _PacksInC:
+    """A connection that writes commands by hiredis, as redis-py does on connections that are not asyncio's.
+
+    Its own way takes 6 µs of a call's 11 in `CallQueue.put`.
+    """
+
+    def pack_command(self, name: str, *args: str | bytes | int) -> list[bytes]:
+        """A command as Redis reads it. Some of redis-py's own have two words in their name."""
+        return [hiredis.pack_command((*name.split(), *args))]  # type: ignore[arg-type]  # any length will do
+
+
 def _client(
     kind: Callable[..., ConnectionPool], options: dict[str, Any], timeout_s: float, connect_timeout_s: float
 ) -> Redis:
     timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": connect_timeout_s}
-    client = Redis.from_pool(kind(**options | _OURS | timeouts))
+    connection = options.get("connection_class", Connection)
+    packing = {"connection_class": type(connection.__name__, (_PacksInC, connection), {})}
+    client = Redis.from_pool(kind(**options | _OURS | timeouts | packing))
     client.response_callbacks.clear()  # answers come as Redis documents them
     return client
 
