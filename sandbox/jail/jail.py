@@ -30,6 +30,7 @@ import signal
 import socket
 import struct
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,7 +88,7 @@ class _Message:
 
     content: bytes
     fds: array.array[int] | None
-    owner: contextlib.ExitStack
+    theirs: Sequence[int]
 
 
 @dataclass(slots=True)
@@ -276,36 +277,34 @@ class Jail:
         return verdict(run, reply, usage)
 
     def _begin(self, call: ToolCall, slot: Slot) -> _Run:
-        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-            (out, their_out), (err, their_err) = (output_pipe(ours, theirs) for _ in range(2))
+        ours: list[int] = []
+        theirs: list[int] = []
+        try:
+            output_pipe(ours, theirs)
+            output_pipe(ours, theirs)
             # A file of its own for each call, also when it is empty: flags and times of a shared one would pass from
             # call to call, and those of /dev/null, opened out here, are the host's.
-            stdin = sealed("stdin", call.stdin.encode())
-            theirs.callback(os.close, stdin)
-            payload = sealed("payload", pack_payload(call))
-            theirs.callback(os.close, payload)
-            fds = array.array("i", [stdin, their_out, their_err, payload, *slot.group.enter_fds])
+            theirs.append(sealed("stdin", call.stdin.encode()))
+            theirs.append(sealed("payload", pack_payload(call)))
             if slot.scratch is not None:
-                fds.append(slot.scratch.begin())
-                theirs.callback(os.close, fds[-1])
-            limit = call.limits.output_bytes
-            run = _Run(
-                next(self._numbers),
-                call,
-                slot,
-                (Output(out, limit), Output(err, limit)),
-                self._loop.create_future(),
-            )
-            ours.pop_all()
-            self._runs[run.number] = run
-            self._idle.clear()
-            for output in run.outputs:
-                self._loop.add_reader(output.fd, self._on_output, run, output)  # type: ignore[arg-type] # open
-            run.timers = [
-                self._loop.call_later(call.limits.wall_s, self._end, run, CallStatus.TIMEOUT),
-                self._loop.call_later(WATCH_S, self._watch, run),
-            ]
-            self._send(self._request(run.number, call, slot), fds, theirs.pop_all())
+                theirs.append(slot.scratch.begin())
+        except BaseException:
+            _close_all(ours + theirs)
+            raise
+        out, err, stdin, payload, *scratch = theirs
+        fds = array.array("i", [stdin, out, err, payload, *slot.group.enter_fds, *scratch])
+        limit = call.limits.output_bytes
+        outputs = (Output(ours[0], limit), Output(ours[1], limit))
+        run = _Run(next(self._numbers), call, slot, outputs, self._loop.create_future())
+        self._runs[run.number] = run
+        self._idle.clear()
+        for output in outputs:
+            self._loop.add_reader(output.fd, self._on_output, run, output)  # type: ignore[arg-type] # open
+        run.timers = [
+            self._loop.call_later(call.limits.wall_s, self._end, run, CallStatus.TIMEOUT),
+            self._loop.call_later(WATCH_S, self._watch, run),
+        ]
+        self._send(self._request(run.number, call, slot), fds, theirs)
         return run
 
     def _request(self, number: int, call: ToolCall, slot: Slot) -> bytes:
@@ -378,11 +377,9 @@ class Jail:
         else:
             self._break()
 
-    def _send(
-        self, content: bytes, fds: array.array[int] | None = None, owner: contextlib.ExitStack | None = None
-    ) -> None:
+    def _send(self, content: bytes, fds: array.array[int] | None = None, theirs: Sequence[int] = ()) -> None:
         """Send now, or as soon as the forkserver has read what waits before: the socket holds some 300 messages."""
-        self._outbox.append(_Message(content, fds, owner or contextlib.ExitStack()))
+        self._outbox.append(_Message(content, fds, theirs))
         if len(self._outbox) == 1:
             self._flush()
 
@@ -393,15 +390,18 @@ class Jail:
             try:
                 self._control.sendmsg([message.content], rights)
             except BlockingIOError:
-                self._loop.add_writer(self._control.fileno(), self._flush)
+                self._loop.add_writer(self._control.fileno(), self._go_on)
                 return
             except OSError as exc:
                 log.warning("the forkserver takes no messages", extra={"error": str(exc)})
                 self._break()
                 return
-            message.owner.close()
             self._outbox.popleft()
+            _close_all(message.theirs)
+
+    def _go_on(self) -> None:
         self._loop.remove_writer(self._control.fileno())
+        self._flush()
 
     def _forget(self, run: _Run) -> None:
         self._runs.pop(run.number, None)
@@ -527,7 +527,7 @@ class Jail:
         self._loop.remove_reader(self._control.fileno())
         self._loop.remove_writer(self._control.fileno())
         while self._outbox:
-            self._outbox.popleft().owner.close()
+            _close_all(self._outbox.popleft().theirs)
         self._control.close()  # the forkserver reads end of file, and everything below it dies with it
         error = JailError("the jail broke while the call ran")
         if not self._ready.done():
@@ -556,6 +556,11 @@ class Jail:
         self._break()
         self._ready.exception()  # seen: whoever started us was told
         await _finished(self._gone)
+
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _is_sound(kind: int, wait_status: int, error: int) -> bool:

@@ -47,19 +47,18 @@ class Output:
 
     def text(self) -> str:
         """UTF-8 with replacement; a character that the limit cut in two is left out."""
-        return codecs.getincrementaldecoder("utf-8")("replace").decode(
-            bytes(self.kept), final=not self.exceeded
-        )
+        if not self.exceeded:
+            return self.kept.decode("utf-8", "replace")
+        return codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(self.kept), final=False)
 
 
-def output_pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
-    """A pipe to read a program's output from, and its other end."""
+def output_pipe(ours: list[int], theirs: list[int]) -> None:
+    """Append the two ends of a pipe: ours to read a program's output from, theirs to write it to."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    ours.callback(os.close, read_end)
-    theirs.callback(os.close, write_end)
+    ours.append(read_end)
+    theirs.append(write_end)
     os.set_blocking(read_end, False)
     os.fchmod(write_end, 0o666)  # a pipe is its maker's, and programs, other users, open /dev/stdout
-    return read_end, write_end
 
 
 def pack_payload(call: ToolCall) -> bytes:
@@ -76,9 +75,11 @@ def sealed(name: str, content: bytes) -> int:
     """A descriptor to read the content from, which nobody can change any more."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(content)
-        os.lseek(fd, 0, os.SEEK_SET)
+        written = 0
+        while written < len(
+            content
+        ):  # at once, but for a signal; by offset, so that it is read from its beginning
+            written += os.pwrite(fd, memoryview(content)[written:], written)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     except OSError:
         os.close(fd)
