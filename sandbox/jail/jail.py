@@ -26,6 +26,7 @@ import logging
 import math
 import os
 import random
+import select
 import signal
 import socket
 import struct
@@ -117,6 +118,7 @@ class Jail:
         self.host = host
         self._loop = asyncio.get_running_loop()
         self._runs: dict[int, _Run] = {}
+        self._open_outputs: dict[int, tuple[_Run, Output]] = {}
         self._numbers = itertools.count(1)
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._gone: asyncio.Future[None] = self._loop.create_future()
@@ -126,6 +128,8 @@ class Jail:
         self._warm_bytes = 0
         self._others = 0  # tasks that the kernel counts together with a call's
         self._control: socket.socket
+        # Of our own: to watch and to forget two pipes takes the event loop ten system calls, and this two.
+        self._epoll: select.epoll
         self._pid: int
         self._pidfd: int | None
         self.forkserver_pid: int  # by our own numbers
@@ -161,6 +165,8 @@ class Jail:
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             control, their_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.callback(control.close)
+            epoll = select.epoll()
+            ours.callback(epoll.close)
             theirs.callback(their_control.close)
             control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # READY and STARTED name processes
             # Pipes, as a program's own streams will be: Python decides on buffering and seeking when it starts.
@@ -195,7 +201,7 @@ class Jail:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 raise
-            self._control, self._messages, self._pid = control, messages, pid
+            self._control, self._epoll, self._messages, self._pid = control, epoll, messages, pid
             ours.pop_all()
         forkserver_filter, program_filter = self.host.filters[self.network]
         config = {
@@ -208,6 +214,7 @@ class Jail:
             "program_filter": program_filter.hex(),
         }
         self._loop.add_reader(self._control.fileno(), self._on_control)
+        self._loop.add_reader(self._epoll.fileno(), self._on_outputs)
         self._loop.add_reader(self._messages, self._on_message)
         self._loop.add_reader(pidfd, self._on_exit)
         self._send(json.dumps(config).encode())
@@ -298,8 +305,9 @@ class Jail:
         run = _Run(next(self._numbers), call, slot, outputs, self._loop.create_future())
         self._runs[run.number] = run
         self._idle.clear()
-        for output in outputs:
-            self._loop.add_reader(output.fd, self._on_output, run, output)  # type: ignore[arg-type] # open
+        for fd, output in zip(ours, outputs, strict=True):
+            self._open_outputs[fd] = run, output
+            self._epoll.register(fd, select.EPOLLIN)
         run.timers = [
             self._loop.call_later(call.limits.wall_s, self._end, run, CallStatus.TIMEOUT),
             self._loop.call_later(WATCH_S, self._watch, run),
@@ -328,18 +336,19 @@ class Jail:
         """RLIMIT_NPROC of a call: with one uid for all, the kernel counts those of every slot, and ours, together."""
         return limit if slot.uid is not None else limit + 3 * self.host.slots + 1 + self._others
 
-    def _on_output(self, run: _Run, output: Output) -> None:
-        try:
-            if output.read():
+    def _on_outputs(self) -> None:
+        for fd, events in self._epoll.poll(0):
+            if self.is_broken:
                 return
-        except BlockingIOError:
-            return
-        self._loop.remove_reader(output.fd)  # type: ignore[arg-type] # a reader is there only while it is open
-        if output.exceeded:
-            self._end(run, CallStatus.OUTPUT_LIMIT)
-        else:
-            os.close(output.fd)  # type: ignore[arg-type]
-            output.fd = None
+            run, output = self._open_outputs[fd]
+            if events & select.EPOLLIN and output.read():
+                continue
+            del self._open_outputs[fd]
+            if output.exceeded:
+                self._epoll.unregister(fd)
+                self._end(run, CallStatus.OUTPUT_LIMIT)
+            else:
+                output.close()
 
     def _watch(self, run: _Run) -> None:
         try:
@@ -409,8 +418,8 @@ class Jail:
             timer.cancel()
         for output in run.outputs:
             if output.fd is not None:
-                self._loop.remove_reader(output.fd)
-            output.drain()
+                self._open_outputs.pop(output.fd, None)
+                output.drain()
         if not self._runs:
             self._idle.set()
         if run.number >= WORN_CALLS:
@@ -528,6 +537,8 @@ class Jail:
         self._loop.remove_writer(self._control.fileno())
         while self._outbox:
             _close_all(self._outbox.popleft().theirs)
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
         self._control.close()  # the forkserver reads end of file, and everything below it dies with it
         error = JailError("the jail broke while the call ran")
         if not self._ready.done():

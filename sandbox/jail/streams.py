@@ -37,11 +37,14 @@ class Output:
 
     def drain(self) -> None:
         """Read what an ended program left in the pipe, without waiting, and close it."""
-        if self.fd is None:
-            return
         with contextlib.suppress(BlockingIOError):
             while not self.exceeded and self.read():
                 pass
+        self.close()
+
+    def close(self) -> None:
+        """Close the pipe, of which nothing more is wanted."""
+        assert self.fd is not None
         os.close(self.fd)
         self.fd = None
 
