@@ -104,6 +104,7 @@ class _Run:
     pid: int = 0  # of its init, then of its program, where the forkserver was asked to tell
     decided: CallStatus | None = None
     is_killed: bool = False
+    due_s: float = math.inf  # on the loop's clock: where its wall limit is
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
 
@@ -135,6 +136,7 @@ class Jail:
         self.forkserver_pid: int  # by our own numbers
         self._forkserver_fd: int | None = None
         self._worn_timer: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None  # the next one, while anything runs
         self._messages: int  # where nsjail and the forkserver complain
         self._is_silent = False
         self._spawn()
@@ -308,10 +310,11 @@ class Jail:
         for fd, output in zip(ours, outputs, strict=True):
             self._open_outputs[fd] = run, output
             self._epoll.register(fd, select.EPOLLIN)
-        run.timers = [
-            self._loop.call_later(call.limits.wall_s, self._end, run, CallStatus.TIMEOUT),
-            self._loop.call_later(WATCH_S, self._watch, run),
-        ]
+        run.due_s = self._loop.time() + call.limits.wall_s
+        if call.limits.wall_s <= WATCH_S:
+            self._end_when_due(run)
+        if self._look is None:
+            self._look = self._loop.call_later(WATCH_S, self._look_at_all)
         self._send(self._request(run.number, call, slot), fds, theirs)
         return run
 
@@ -350,6 +353,21 @@ class Jail:
             else:
                 output.close()
 
+    def _look_at_all(self) -> None:
+        """Look at all that runs, every WATCH_S: most calls end before a clock of their own would have rung."""
+        self._look = None
+        for run in list(self._runs.values()):
+            self._watch(run)
+            if self.is_broken:
+                return
+            if not run.timers and run.due_s - self._loop.time() <= WATCH_S:
+                self._end_when_due(run)
+        if self._runs:
+            self._look = self._loop.call_later(WATCH_S, self._look_at_all)
+
+    def _end_when_due(self, run: _Run) -> None:
+        run.timers.append(self._loop.call_at(run.due_s, self._end, run, CallStatus.TIMEOUT))
+
     def _watch(self, run: _Run) -> None:
         try:
             exceeded = run.slot.group.exceeded(run.call.limits.cpu_s)
@@ -361,7 +379,6 @@ class Jail:
             exceeded = CallStatus.MEMORY_LIMIT
         if exceeded is not None:
             self._end(run, exceeded)
-        run.timers[1] = self._loop.call_later(WATCH_S, self._watch, run)
 
     def _end(self, run: _Run, decided: CallStatus | None) -> None:
         """Kill a call; the first reason stands."""
@@ -531,8 +548,9 @@ class Jail:
             return
         self.is_broken = True
         self.worn.set()
-        if self._worn_timer is not None:
-            self._worn_timer.cancel()
+        for timer in (self._worn_timer, self._look):
+            if timer is not None:
+                timer.cancel()
         self._loop.remove_reader(self._control.fileno())
         self._loop.remove_writer(self._control.fileno())
         while self._outbox:
