@@ -80,17 +80,25 @@ class JailPool:
         wanted = choose(call.code)
         self._keep_all(call.network)
         jails = self._jails[call.network]
+        if (jail := self._first_alive(jails, wanted)) is not None:
+            return jail
         try:
             async with asyncio.timeout(NO_JAIL_S):
-                while not self._is_closed:
-                    for jail in (*jails[wanted:], *reversed(jails[:wanted])):
-                        if jail is not None and not jail.is_broken:
-                            return jail
+                while (jail := self._first_alive(jails, wanted)) is None and not self._is_closed:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError as exc:
             raise JailError(f"no jail has started for {NO_JAIL_S:.0f} s") from exc
-        raise JailError("the worker ends its jails")
+        if jail is None:
+            raise JailError("the worker ends its jails")
+        return jail
+
+    def _first_alive(self, jails: list[Jail | None], wanted: int) -> Jail | None:
+        if not self._is_closed:
+            for jail in (*jails[wanted:], *reversed(jails[:wanted])):
+                if jail is not None and not jail.is_broken:
+                    return jail
+        return None
 
     def _keep_all(self, network: Network) -> None:
         """See to it that there are jails with this network from now on."""

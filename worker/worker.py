@@ -96,6 +96,7 @@ class Worker:
         self._beat = asyncio.Event()  # the heartbeat has something to say now
         self._started_at = time.time()
         metrics.slots.set(self._slots)
+        metrics.busy.set_function(lambda: len(self._serving))
 
     def stop(self) -> None:
         """Take no further calls, and say so at once; `run` then drains and returns."""
@@ -179,11 +180,9 @@ class Worker:
             task.add_done_callback(self._served)
         early, self._early_orders = self._early_orders, set()
         self._obey(early & self._held.keys())
-        self._metrics.busy.set(len(self._serving))
 
     def _served(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
-        self._metrics.busy.set(len(self._serving))
         self._has_room.set()
 
     # ---- a call ----
@@ -208,10 +207,11 @@ class Worker:
         if left_s <= 0:
             return fault(delivery, CallStatus.QUEUE_TIMEOUT, f"waited {queue_s:.1f} s, past its deadline")
         given_s = min(call.limits.wall_s, left_s)
-        limits = call.limits.model_copy(update={"wall_s": given_s})
+        if given_s < call.limits.wall_s:
+            call = call.model_copy(update={"limits": call.limits.model_copy(update={"wall_s": given_s})})
         try:
             async with asyncio.timeout(left_s + LATE_S):
-                result = await self._pool.run(call.model_copy(update={"limits": limits}))
+                result = await self._pool.run(call)
         except JailError as exc:
             self._metrics.jail_failures.inc()
             return fault(delivery, CallStatus.INTERNAL_ERROR, exc.message)
