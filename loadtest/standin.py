@@ -2,18 +2,22 @@
 
 It takes calls from the real queue and settles them as a worker does, but runs nothing: each call is held for a fixed
 time and answered `ok`. It has no bound of slots. It says in the list of workers and in each result that it is a
-stand-in, so that no figure of it can be taken for one of a jail.
+stand-in, so that no figure of it can be taken for one of a jail. It renews no lease: what it holds for longer than one
+is safe, since stand-ins do not reclaim. So `up` has a Redis of its own, where no worker is that would, and no call of
+anybody who wants an answer from a jail.
 
     python -m loadtest.standin up --gateways 3 --hold 0.3       a whole service with stand-ins for workers
     python -m loadtest.standin work --hold 0.3 --after 45056    one of them; REDIS_URL says where the queue is
 
-`--after` lets them begin when so many calls wait, so that all of these are in flight at that moment. Two tasks: one
-takes, one settles what has been held for long enough, both as many in a round trip as are there.
+`--after` lets them begin when so many calls wait, so that all of these are in flight at that moment; `up` lets the
+gateways take as many. Two tasks: one takes, one settles what has been held for long enough, both as many in a round
+trip as are there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -26,7 +30,7 @@ import uvloop
 
 from sandbox import logs
 from sandbox.calls import CallStatus, ToolResult
-from sandbox.process import use_all_descriptors
+from sandbox.process import told_within, use_all_descriptors
 from sandbox.queue import CallQueue, Delivery, Outcome, WorkerInfo
 from sandbox.settings import PREFIX, load_settings
 from sandbox.stack import PYTHON, up
@@ -36,6 +40,8 @@ PRINTED = "held\n"  # by every call
 _AT_A_TIME = 256  # calls in one round trip
 _ALIVE_S = 60.0  # how long its word holds that it is there
 _LOOK_S = 0.02  # how often it looks whether enough calls wait
+#: While nobody takes anything, gateways guess from this how soon a call would be taken, and refuse what is due before.
+_NO_BOUND = 1_000_000
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -53,12 +59,12 @@ class StandIn:
         self._name = f"{NAME}-{os.getpid()}"
         self._held: deque[tuple[float, Delivery]] = deque()
         self._came = asyncio.Event()
-        self._stopping = False
+        self._stop = asyncio.Event()
+        self._takes = True  # until what the last read brought is held
 
     def stop(self) -> None:
-        """Take nothing more; what is held is still answered."""
-        self._stopping = True
-        self._came.set()
+        """Take nothing more; what is held, or on its way here, is answered now."""
+        self._stop.set()
 
     async def run(self) -> None:
         """Serve until stopped. Raises Unavailable when Redis goes away: a measurement ends with it."""
@@ -70,13 +76,13 @@ class StandIn:
 
     async def _take(self) -> None:
         announce_at = 0.0
-        while not self._stopping:
+        while not self._stop.is_set():
             now = time.monotonic()
             if now >= announce_at:
                 await self._announce()
                 announce_at = now + _ALIVE_S / 3
             if self._after:
-                if (await self._queue.backlog()).waiting < self._after:
+                if not await self._may_begin():
                     await asyncio.sleep(_LOOK_S)  # nobody tells us, so we ask again
                     continue
                 self._after = 0
@@ -84,16 +90,24 @@ class StandIn:
             due = time.monotonic() + self._hold_s
             self._held.extend((due, delivery) for delivery in taken)
             self._came.set()
+        self._takes = False
         self._came.set()
 
+    async def _may_begin(self) -> bool:
+        """Whether enough calls wait, or another stand-in has found that they did."""
+        streams = (await self._queue.pulse()).streams.values()
+        waiting = sum(stream.waiting for stream in streams)
+        return waiting >= self._after or any(stream.taken_total for stream in streams)
+
     async def _settle(self) -> None:
-        while not (self._stopping and not self._held):
+        while self._takes or self._held:
             if not self._held:
                 self._came.clear()
                 await self._came.wait()
                 continue
-            await asyncio.sleep(max(0.0, self._held[0][0] - time.monotonic()))
-            now = time.monotonic()
+            if (left_s := self._held[0][0] - time.monotonic()) > 0:
+                await told_within(self._stop, left_s)
+            now = math.inf if self._stop.is_set() else time.monotonic()
             done: list[Outcome] = []
             while self._held and self._held[0][0] <= now and len(done) < _AT_A_TIME:
                 done.append(Outcome(delivery := self._held.popleft()[1], self._result(delivery)))
@@ -107,7 +121,7 @@ class StandIn:
     async def _announce(self) -> None:
         info = WorkerInfo(
             id=self._name,
-            slots=len(self._held) + _AT_A_TIME,
+            slots=_NO_BOUND,
             busy=len(self._held),
             level=f"none ({NAME})",
             draining=False,
@@ -142,8 +156,18 @@ def serve_all(
     hold: Hold = 0.3,
     after: After = 0,
 ) -> None:
-    """Run Redis, gateways and stand-ins on a free port of this machine, until a signal."""
-    environ = dict(os.environ) | {f"{PREFIX}GATEWAY__PORT": "0"}  # noqa: TID251 - a command line, which hands it on
+    """Run Redis, gateways and stand-ins on a free port of this machine, until a signal.
+
+    With --after the calls must be due much later, or gateways refuse them as none is taken.
+    """
+    ours = {
+        "REDIS__URL": "",
+        "GATEWAY__HOST": "127.0.0.1",
+        "GATEWAY__PORT": "0",
+        "GATEWAY__KEYS_FILE": "",
+        **({"GATEWAY__MAX_IN_FLIGHT": after, "GATEWAY__MAX_BACKLOG": after + 1} if after else {}),
+    }
+    environ = dict(os.environ) | {f"{PREFIX}{name}": str(value) for name, value in ours.items()}  # noqa: TID251 - a command line, which hands it on
     worker = [*PYTHON, "-m", "loadtest.standin", "work", "--hold", str(hold), "--after", str(after)]
     settings = load_settings(environ)
     asyncio.run(up(settings, environ, gateways=gateways, workers=executors, worker=worker))
