@@ -47,6 +47,13 @@ def used_by(supervisor: int) -> dict[str, Use]:
     return dict(parts)
 
 
+def rss_bytes(pid: int) -> int:
+    """Resident memory of one process, shared pages included; 0 when it has ended."""
+    use = Use()
+    _add(use, pid)
+    return use.rss_bytes
+
+
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
