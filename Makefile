@@ -12,7 +12,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 need = @$(1) >/dev/null 2>&1 || { echo '$(2)' >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: demo test native up locust soak chaos check fmt clean help runtime
+.PHONY: demo test native up bench locust soak chaos check fmt clean help runtime
 .NOTPARALLEL:
 
 demo: runtime  ## start the whole stack, send real calls through it, show what came of them, stop it
@@ -45,6 +45,9 @@ native:  ## the jail's C code by itself: sanitizers, valgrind, a minute of fuzzi
 
 up: runtime  ## leave the stack running in the foreground until Ctrl-C
 	@$(VPYTHON) -m sandbox up $(ARGS)
+
+bench: runtime  ## how fast it is here, a row at a time, in less than five minutes
+	@$(VPYTHON) -m loadtest.table $(ARGS)
 
 locust: runtime  ## users of locust against a service of its own; without ARGS on a web page
 	@$(VPYTHON) -m loadtest.locustfiles $(ARGS)

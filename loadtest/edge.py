@@ -32,6 +32,7 @@ import typer
 import uvloop
 from rich.console import Console
 
+from loadtest import budgets
 from loadtest.processes import used_by
 from loadtest.stack import Stack, standin_stack
 from loadtest.standin import NAME, PRINTED
@@ -42,9 +43,6 @@ from sandbox.errors import InternalError, SandboxError
 from sandbox.queue import CallQueue, Outcome, QueuedCall
 from sandbox.redis_server import RedisServer, private_directory, wait_ready
 from sandbox.settings import RedisSettings
-
-#: µs of CPU a call: of the gateway for one in a request, and in a batch; of all three parties for the queue.
-SINGLE_BUDGET_US, BATCH_BUDGET_US, QUEUE_BUDGET_US = 200, 30, 80
 
 _AT_A_TIME = 64  # calls in a batch, and in a round trip of the queue's own measurement
 _WARM_UP = 16  # times as many, before anything is measured
@@ -130,8 +128,8 @@ class _Shape(NamedTuple):
         return [b'{"calls":[%b]}' % b",".join(bodies) for bodies in singles]
 
 
-_SINGLE = _Shape("single", "/v1/run", 1, 64, SINGLE_BUDGET_US)
-_BATCH = _Shape("batch", "/v1/batch", _AT_A_TIME, 8, BATCH_BUDGET_US)
+_SINGLE = _Shape("single", "/v1/run", 1, 64, budgets.GATEWAY_SINGLE_US)
+_BATCH = _Shape("batch", "/v1/batch", _AT_A_TIME, 8, budgets.GATEWAY_BATCH_US)
 
 
 async def _measure_ways(stack: Stack, calls: int) -> tuple[Way, ...]:
@@ -211,7 +209,7 @@ async def _measure_queue(settings: RedisSettings, redis_pid: int, calls: int) ->
             await _pass(gateway, worker, meter)
     steps = meter.steps(rounds * _AT_A_TIME)
     cpu_us = sum(step.python_us + step.redis_us for step in steps)
-    return Queue(rounds * _AT_A_TIME, _AT_A_TIME, steps, cpu_us, QUEUE_BUDGET_US)
+    return Queue(rounds * _AT_A_TIME, _AT_A_TIME, steps, cpu_us, budgets.QUEUE_US)
 
 
 @asynccontextmanager

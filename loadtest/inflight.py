@@ -13,7 +13,7 @@ from loadtest.sockets import HOLD_S, tell
 from loadtest.terminal import make_console
 from loadtest.together import measure
 
-_GATEWAYS = 2
+GATEWAYS = 2
 
 
 def inflight(
@@ -31,6 +31,6 @@ def inflight(
     A stand-in answers in the workers' place. It begins when all calls wait in the queue.
     """
     console = Console(stderr=True) if as_json else make_console()
-    sized = plan(batches, _GATEWAYS, HostLimits.read())
+    sized = plan(batches, GATEWAYS, HostLimits.read())
     measured = measure(sized, size, hold, partial(console.print, soft_wrap=True))
     tell(console, f"{batches} batches of {size} in flight at once", measured, as_json=as_json)

@@ -63,7 +63,7 @@ WORKING = {"uname": "echo Linux", "python3": f'{PYTHON} "$@"', "cc": "exit 0"}
         ),
     ],
 )
-@pytest.mark.parametrize("target", ["demo", "test", "up", "locust", "soak", "check", "fmt"])
+@pytest.mark.parametrize("target", ["demo", "test", "up", "bench", "locust", "soak", "check", "fmt"])
 def test_what_is_missing_is_named(
     checkout: Path, target: str, commands: dict[str, str], sentence: str
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_newer_interpreter_under_its_own_name_is_found(checkout: Path) -> None
     assert '"python3.12" -m venv' in done.stdout
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "up", "locust", "check", "fmt", "clean"])
+@pytest.mark.parametrize("target", ["demo", "test", "up", "bench", "locust", "check", "fmt", "clean"])
 def test_no_recipe_holds_the_path_of_the_checkout(checkout: Path, target: str) -> None:
     """All paths in the recipes are relative, so that a space in the checkout's path cannot split one."""
     done = make(checkout, "-n", target, commands=WORKING)
@@ -103,5 +103,5 @@ def test_help_names_every_target_for_people(checkout: Path) -> None:
     done = make(checkout, commands={name: f'exec {shutil.which(name)} "$@"' for name in ("sed",)})
     assert done.returncode == 0, done.stderr
     assert [line.split()[1] for line in done.stdout.splitlines()] == [
-        "demo", "test", "native", "up", "locust", "soak", "chaos", "check", "fmt", "clean", "help",
+        "demo", "test", "native", "up", "bench", "locust", "soak", "chaos", "check", "fmt", "clean", "help",
     ]  # fmt: skip
