@@ -17,7 +17,9 @@ from sandbox import ConfigError
 from sandbox.jail import runtime
 from sandbox.settings import load_settings
 
-SMALL = Size(edge_calls=2048, wall_calls=3, callers=4, seconds=0.5, sockets=60, gateways=2, batches=4, batch=8)
+SMALL = Size(
+    edge_calls=2048, wall_calls=3, callers=4, seconds=0.5, sockets=60, gateways=2, batches=4, batch=8
+)
 BY_NAME = {section.measure.__name__: section for section in SECTIONS}
 
 
