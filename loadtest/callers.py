@@ -33,7 +33,7 @@ from loadtest.workloads import KINDS
 from sandbox import SandboxClient, SandboxError
 
 _KINDS = ("print", "numpy", "sympy")
-_WARM_UP_CALLS = 16  # of each kind, so that no cell pays for first times
+WARM_UP_CALLS = 16  # of each kind, so that no cell pays for first times
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ async def measure_callers(
     cells = []
     async with SandboxClient(url) as client:
         for kind in {kind for kind, _ in grid}:
-            await asyncio.gather(*(client.run(KINDS[kind].code) for _ in range(_WARM_UP_CALLS)))
+            await asyncio.gather(*(client.run(KINDS[kind].code) for _ in range(WARM_UP_CALLS)))
         for kind, callers in grid:
             cells.append(await _measure(client, kind, callers, seconds))
             on_cell()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from loadtest import budgets
-from loadtest.callers import measure_callers
+from loadtest.callers import WARM_UP_CALLS, measure_callers
 from loadtest.costs import measure_forkservers
 from loadtest.edge import measure_edge
 from loadtest.inflight import GATEWAYS as INFLIGHT_GATEWAYS
@@ -106,7 +106,7 @@ def closed_loop(size: Size) -> Iterator[Row]:
                 Figure("", cell.calls_per_s, "calls/s", at_least=budget),
                 Figure(
                     "worker outside the jail",
-                    1e6 * worker_s / max(1, cell.answered),
+                    1e6 * worker_s / (cell.answered + WARM_UP_CALLS),
                     "µs/call",
                     at_most=budgets.WORKER_US,
                 ),
