@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -205,27 +204,44 @@ def test_nothing_stays_behind() -> None:
     assert folders_of(os.getpid()) == before
 
 
-def test_the_kernel_is_kept_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between calls we enter our own group again and again; it stays ours, and that ends with the groups."""
-    beats = threading.Semaphore(0)
-    pwrite = os.pwrite
+_PULSES = """
+import os, queue, threading
+from pathlib import Path
+from sandbox.jail import cgroups
 
-    def counted(fd: int, content: bytes, offset: int) -> int:
-        written = pwrite(fd, content, offset)
-        if content == b"0":
-            beats.release()
-        return written
+beats, pwrite = queue.SimpleQueue(), os.pwrite
 
-    monkeypatch.setattr(cgroups.os, "pwrite", counted)
-    before = Path("/proc/self/cgroup").read_text(encoding="ascii")
-    others = set(threading.enumerate())
-    groups = Groups(PLACE)
-    for _ in range(3):
-        assert beats.acquire(timeout=60)
-    after = Path("/proc/self/cgroup").read_text(encoding="ascii")
-    groups.close()
-    assert (after == before) or PLACE.kind == "v2"
-    assert set(threading.enumerate()) <= others
+def counted(fd, content, offset):
+    written = pwrite(fd, content, offset)
+    if content == b"0":
+        beats.put(threading.current_thread())
+    return written
+
+cgroups.os.pwrite = counted
+cgroups.ANOTHER_PULSES_S = 0.01
+place = cgroups.find_place()
+before = Path("/proc/self/cgroup").read_text()
+first = cgroups.Groups(place)
+assert beats.get(timeout=60) is first._pulse
+second = cgroups.Groups(place)
+assert {beats.get(timeout=60) for _ in range(20)} == {first._pulse}
+assert Path("/proc/self/cgroup").read_text() == before or place.kind == "v2"
+first.close()
+while beats.get(timeout=60) is not second._pulse:
+    pass
+second.close()
+assert threading.enumerate() == [threading.main_thread()]
+"""
+
+
+def test_the_kernel_is_kept_ready(groups: Groups) -> None:
+    """Between calls one worker of a group enters it again and again, then another; it stays theirs, and that ends."""
+    group = groups.add(1)  # in which nobody else's worker is
+    with started_in(procs_of(group), sys.executable, "-c", _PULSES) as process:
+        assert process.wait(120) == 0
+    for folder in groups._folders.values():
+        with contextlib.suppress(FileNotFoundError):  # where all step down to on v2
+            (folder / "slot-1" / f"{FOLDER}-main").rmdir()
 
 
 def test_counts_are_of_one_call(groups: Groups) -> None:
