@@ -14,7 +14,7 @@ from loadtest.openloop import REFUSED, Reply
 from sandbox import CallStatus, ConfigError, InternalError, QueueTimeout, SandboxError, ToolCall, ToolResult
 from sandbox.calls import MIB
 
-MAX_WHY = 200  # characters of a service's own words that are kept
+_MAX_WHY = 200  # characters of a service's own words that are kept
 
 #: Faults that this service answers with an error.
 FAULTS: Mapping[type[SandboxError], str] = {
@@ -57,6 +57,11 @@ class V1:
         return refusal
 
 
+def some_words(text: str) -> str:
+    """The beginning of what a service says, in one line, without what would move a terminal's cursor."""
+    return "".join(char if char.isprintable() else " " for char in text[:_MAX_WHY])
+
+
 def of_result(result: ToolResult) -> Reply:
     """A result of this service in our words."""
     return Reply(
@@ -65,7 +70,7 @@ def of_result(result: ToolResult) -> Reply:
         cpu_s=result.usage.cpu_s,
         wall_s=result.usage.wall_s,
         queue_s=result.usage.queue_s,
-        why=(result.reason or "")[:MAX_WHY],
+        why=some_words(result.reason or ""),
     )
 
 
@@ -158,7 +163,7 @@ class SandboxFusion:
         answer = _Fused.model_validate_json(body)
         ran = answer.run_result
         if answer.status == "SandboxError" or ran is None or ran.status == "Error":
-            return Reply(CallStatus.INTERNAL_ERROR.value, why=answer.message[:MAX_WHY])
+            return Reply(CallStatus.INTERNAL_ERROR.value, why=some_words(answer.message))
         if ran.status == "TimeLimitExceeded":
             ended = CallStatus.TIMEOUT
         elif ran.return_code is None:
@@ -178,7 +183,7 @@ def _refuse(call: ToolCall, name: str, *fields: str) -> None:
 
 def _http_error(status: int, body: bytes) -> Reply:
     outcome = REFUSED if status in {429, 503} else f"http_{status}"
-    return Reply(outcome, why=body[: 4 * MAX_WHY].decode(errors="replace")[:MAX_WHY])
+    return Reply(outcome, why=some_words(body[: 4 * _MAX_WHY].decode(errors="replace")))
 
 
 #: By the name of the target.

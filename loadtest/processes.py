@@ -41,9 +41,10 @@ def used_by(supervisor: int) -> dict[str, Use]:
     for child in _children(supervisor):
         part = _part(child)
         if part is not None:
-            _add(parts[part], child)
+            # A worker's children that have ended are jails that were replaced.
+            _add(parts[part], child, parts["jail"] if part == "worker" else parts[part])
             for pid in descendants(child):
-                _add(parts["jail"], pid)
+                _add(parts["jail"], pid, parts["jail"])
     return dict(parts)
 
 
@@ -68,10 +69,12 @@ def _part(pid: int) -> str | None:
     return None
 
 
-def _add(use: Use, pid: int) -> None:
+def _add(use: Use, pid: int, of_ended: Use) -> None:
+    """Count a process, and to `of_ended` what its children used that have ended."""
     with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
         # After the name, which is in brackets and may hold anything: state is field 3 of proc(5).
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         use.processes += 1
-        use.cpu_s += sum(map(int, fields[11:15])) * _TICK_S  # utime, stime, cutime, cstime
+        use.cpu_s += sum(map(int, fields[11:13])) * _TICK_S  # utime, stime
+        of_ended.cpu_s += sum(map(int, fields[13:15])) * _TICK_S  # cutime, cstime
         use.rss_bytes += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")

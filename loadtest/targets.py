@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from loadtest.adapters import ADAPTERS, FAULTS, MAX_WHY, Adapter, of_result
+from loadtest.adapters import ADAPTERS, FAULTS, Adapter, of_result, some_words
 from loadtest.openloop import CONNECTION_ERROR, REFUSED, UNREADABLE, Reply, Target
 from sandbox import Answer, AnswerLost, Overloaded, SandboxClient, ToolCall, ToolResult, Unavailable
 from sandbox.process import use_all_descriptors
@@ -45,9 +45,9 @@ class HttpTarget:
                 answer = await _read(response, _longest(call))
             return self._adapter.read(response.status, answer)
         except (aiohttp.ClientError, OSError) as exc:
-            return Reply(CONNECTION_ERROR, why=f"{type(exc).__name__}: {exc}"[:MAX_WHY])
+            return Reply(CONNECTION_ERROR, why=some_words(f"{type(exc).__name__}: {exc}"))
         except ValueError as exc:
-            return Reply(UNREADABLE, why=str(exc)[:MAX_WHY])
+            return Reply(UNREADABLE, why=some_words(str(exc)))
 
 
 class ClientTarget:
@@ -75,7 +75,7 @@ def _of_answer(answer: Answer) -> Reply:
             outcome = REFUSED if answer.__cause__ is None else CONNECTION_ERROR
         case _:
             outcome = FAULTS.get(type(answer), f"http_{answer.http_status}")
-    return Reply(outcome, why=answer.message[:MAX_WHY])
+    return Reply(outcome, why=some_words(answer.message))
 
 
 @asynccontextmanager

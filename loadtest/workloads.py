@@ -5,13 +5,14 @@ A kind is a program of which we know what must come of it, so a service that is 
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import CallStatus, ToolCall, jsonl
+from sandbox import CallStatus, ConfigError, ToolCall, jsonl
 
 _RUNAWAY_S = 2.0  # the wall limit of a runaway: all that it costs
 
@@ -74,15 +75,41 @@ def own_kind(name: str, call: ToolCall) -> Kind:
     return Kind(name, call.code, stdout=None, status=None, fields=fields)
 
 
-def kinds_of_file(path: Path) -> list[Kind]:
-    """One for each line of a file of calls, as `sandbox map` reads it. Raises InvalidCall and ConfigError as that."""
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A stream of kinds: drawn by their shares, or, without any, in their order and over again."""
+
+    name: str
+    kinds: Sequence[Kind]
+    shares: Sequence[float] | None = None
+
+    def draw(self, rng: random.Random) -> Iterator[Kind]:
+        """Kinds without end; the same seed gives the same."""
+        if self.shares is None:
+            yield from itertools.cycle(self.kinds)
+        while True:
+            yield rng.choices(self.kinds, self.shares)[0]
+
+
+def load_workload(name: str) -> Workload:
+    """A workload of ours by its name, or else a file of calls, as `sandbox map` reads it.
+
+    Raises ConfigError where there is neither, and InvalidCall with the number of a line that is no call.
+    """
+    if name in WORKLOADS:
+        shares = WORKLOADS[name]
+        return Workload(name, [KINDS[kind] for kind in shares], list(shares.values()))
+    path = Path(name)
+    if not path.exists():
+        raise ConfigError(f"{name!r} is no file, and none of the workloads {', '.join(WORKLOADS)}")
     calls = jsonl.read_calls(path, lenient=False)
-    return [own_kind(f"{path.name}:{number}", call) for number, call in enumerate(calls, start=1)]
+    kinds = [own_kind(f"{path.name}:{number}", call) for number, call in enumerate(calls, start=1)]
+    if not kinds:
+        raise ConfigError(f"{path} has no call in it")
+    return Workload(path.name, kinds)
 
 
 def draw(workload: Mapping[str, float], rng: random.Random) -> Iterator[Kind]:
     """Kinds without end, each as often as its share says."""
     kinds = [KINDS[name] for name in workload]
-    shares = list(workload.values())
-    while True:
-        yield rng.choices(kinds, shares)[0]
+    return Workload("", kinds, list(workload.values())).draw(rng)
