@@ -31,7 +31,7 @@ from sandbox.api_keys import key_of_caller
 EXIT_WRONG = 1
 EXIT_INVALID = 3
 
-bench_app = typer.Typer(help="Measure a service under load.", invoke_without_command=True)
+bench_app = typer.Typer(invoke_without_command=True)
 bench_app.command()(sockets)
 bench_app.command()(inflight)
 
@@ -68,7 +68,7 @@ def bench(  # noqa: PLR0913, PLR0917 - the options of a command line
     html: Annotated[Path | None, typer.Option(help="Write a page with the curves, whole in itself.")] = None,
     calls: Annotated[Path | None, typer.Option(help="Write every call: a JSON line each.")] = None,
 ) -> None:
-    """Send calls at fixed times, whatever the service does, and tell how it served them.
+    """Measure a service under load: send calls at fixed times, whatever it does, and tell how it served them.
 
     Latency counts from the moment at which a call was to be sent. A run in which the generator itself was late is
     marked INVALID. Where keys are needed, ours is in SANDBOX_API_KEY.

@@ -27,7 +27,7 @@ class Use:
     """What all processes of one part have used since they started."""
 
     processes: int = 0
-    cpu_s: float = 0.0  # also of children that have ended and were waited for
+    cpu_s: float = 0.0  # also of children that have ended and were waited for; a worker's are jails
     rss_bytes: int = 0
 
 
@@ -41,7 +41,7 @@ def used_by(supervisor: int) -> dict[str, Use]:
     for child in _children(supervisor):
         part = _part(child)
         if part is not None:
-            # A worker's children that have ended are jails that were replaced.
+            # A jail that was replaced meanwhile would else be its worker's, with all of its life.
             _add(parts[part], child, parts["jail"] if part == "worker" else parts[part])
             for pid in descendants(child):
                 _add(parts["jail"], pid, parts["jail"])
@@ -51,7 +51,7 @@ def used_by(supervisor: int) -> dict[str, Use]:
 def rss_bytes(pid: int) -> int:
     """Resident memory of one process, shared pages included; 0 when it has ended."""
     use = Use()
-    _add(use, pid)
+    _add(use, pid, use)
     return use.rss_bytes
 
 
