@@ -29,7 +29,7 @@ from loadtest.oracle import Heard, Sent
 from sandbox.process import use_all_descriptors
 
 _READ_BYTES = 65536
-_LOOK_S = 0.001  # how often it looks whether connections were accepted
+_LOOK_S = 0.005  # how often it looks whether connections were accepted
 _CONNECT_S = 10.0  # to a socket of this machine that has room
 _NO_PORT_YET = (
     24  # IP_BIND_ADDRESS_NO_PORT: the kernel finds one as it connects, of all that are free towards there

@@ -6,8 +6,9 @@ it when the queue itself counts all the others as waiting, and so none of them h
 that moment the kernel is asked for the connections and for everybody's memory. Then every call is answered, and an
 oracle holds the answers against the calls (`oracle.py`).
 
-The clients are processes (`crowd.py`) of their own sessions, so that Ctrl-C reaches us alone. They end when we do, for
-their stdin ends with us.
+The clients are processes (`crowd.py`) in groups of their own, so that Ctrl-C reaches us alone, but in our session: where
+the kernel shares cores out by session (autogroup), they have one share, and the service has one. They end when we do,
+for their stdin ends with us.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ async def _crowds(stack: Stack, plan: Plan, size: int) -> AsyncIterator[list[_Cr
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 limit=_LONGEST_LINE,
-                start_new_session=True,
+                process_group=0,
             )
             crowds.append(_Crowd(spec, process))
         yield crowds
