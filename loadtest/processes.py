@@ -48,6 +48,11 @@ def used_by(supervisor: int) -> dict[str, Use]:
     return dict(parts)
 
 
+def processes_of(supervisor: int, part: str) -> list[int]:
+    """The processes of one part that a supervisor has started, without what these have started."""
+    return [child for child in _children(supervisor) if _part(child) == part]
+
+
 def rss_bytes(pid: int) -> int:
     """Resident memory of one process, shared pages included; 0 when it has ended."""
     use = Use()
