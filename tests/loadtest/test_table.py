@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from loadtest.rows import JAIL, MEASURED, SIMULATED, Figure, Row, to_markdown
-from loadtest.sections import SECTIONS, Size
 from loadtest.standin import NAME
-from loadtest.table import measure_table, sum_up
+from loadtest.table.__main__ import measure_table, sum_up
+from loadtest.table.rows import JAIL, MEASURED, SIMULATED, Figure, Row, Size, to_markdown
+from loadtest.table.sections import SECTIONS
 from sandbox import ConfigError
 from sandbox.jail import runtime
 from sandbox.settings import load_settings
@@ -49,7 +49,15 @@ def figures_of(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 @pytest.mark.parametrize(
     ("name", "answered_by"),
-    [("start", JAIL), ("edge", NAME), ("closed_loop", JAIL), ("sockets", NAME), ("inflight", NAME)],
+    [
+        ("start", JAIL),
+        ("edge", NAME),
+        ("closed_loop", JAIL),
+        ("low_load", JAIL),
+        ("sweep", JAIL),
+        ("sockets", NAME),
+        ("inflight", NAME),
+    ],
 )
 def test_each_tool_gives_rows_that_say_who_answered(name: str, answered_by: str) -> None:
     """Real parts are measured, nothing goes wrong, and each row has figures and the word `measured`."""

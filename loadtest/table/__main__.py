@@ -24,8 +24,8 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.machine import Machine, this_machine
-from loadtest.rows import Figure, Row, to_markdown
-from loadtest.sections import SECTIONS, Section, Size
+from loadtest.table.rows import Figure, Row, Size, to_markdown
+from loadtest.table.sections import SECTIONS, Section
 from loadtest.terminal import make_console
 from sandbox import ConfigError, SandboxError
 from sandbox.redis_server import RedisServer

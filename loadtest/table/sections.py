@@ -1,0 +1,29 @@
+"""All sections of the table, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from loadtest.table import costs, loads
+from loadtest.table.rows import Row, Size
+
+
+class Section(NamedTuple):
+    """Rows that one tool measures. What it raises becomes a row as well."""
+
+    what: str
+    command: str  # that repeats it
+    measure: Callable[[Size], Iterator[Row]]
+
+
+SECTIONS = (
+    Section("start until the first result", "make demo", costs.start),
+    Section("CPU of gateway and queue", costs.EDGE, costs.edge),
+    Section("CPU of the jail", costs.COSTS, costs.walls),
+    Section("calls through HTTP", loads.CALLERS, loads.closed_loop),
+    Section("latency at low load", loads.BENCH, loads.low_load),
+    Section("latency at loads that grow", loads.BENCH, loads.sweep),
+    Section("requests open at once", loads.SOCKETS, loads.sockets),
+    Section("batches in flight at once", loads.INFLIGHT, loads.inflight),
+)
