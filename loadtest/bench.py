@@ -117,40 +117,57 @@ def _exit_code(bench: Bench) -> int:
 
 def _print(console: Console, bench: Bench) -> None:
     where = bench.url or f"a stack of our own, {bench.machine.cores} cores"
-    title = f"{bench.workload} → {bench.target}, {where}; measured, answered by: {bench.answered_by}"
-    table = make_table(escape(title))
-    table.add_column("load")
-    for heading in ("calls/s", "mean", "p50", "p95", "p99", "p99.9", "max", "added p50", "p99", "late p99"):
+    table = make_table(
+        escape(f"{bench.workload} → {bench.target}, {where}; measured, answered by: {bench.answered_by}")
+    )
+    table.add_column("ms", no_wrap=True)
+    for heading in (
+        "mean",
+        "p50",
+        "p90",
+        "p95",
+        "p99",
+        "p99.9",
+        "max",
+        "added p50",
+        "p99",
+        "late p50",
+        "p99",
+    ):
         table.add_column(heading, justify="right")
-    table.add_column("answers")
     for run in bench.runs:
-        figures = (run.mean_s, run.p50_s, run.p95_s, run.p99_s, run.p999_s, run.max_s, run.added_p50_s)
-        table.add_row(
-            Text(run.load),
-            f"{run.answered_per_s:.1f}",
-            *(_ms(figure) for figure in (*figures, run.added_p99_s, run.late_p99_s)),
-            Text(", ".join(f"{count} {word}" for word, count in run.outcomes.items())),
-        )
+        latencies = (run.mean_s, run.p50_s, run.p90_s, run.p95_s, run.p99_s, run.p999_s, run.max_s)
+        rest = (run.added_p50_s, run.added_p99_s, run.late_p50_s, run.late_p99_s)
+        table.add_row(Text(run.load), *map(_ms, latencies + rest))
     console.print(table)
-    console.print("Milliseconds from when a call was to be sent. Added: without the program's own time.")
+    console.print(
+        "From when a call was to be sent. Added: without the program's own time. Late: the generator itself."
+    )
     if not bench.goes_first:
         console.print(
             "Not root: the generator shares its cores with whatever runs there, and may be late for it."
         )
     for run in bench.runs:
-        if run.cpu_s_per_call:
-            parts = ", ".join(f"{part} {used * 1e3:.2f}" for part, used in run.cpu_s_per_call.items())
-            console.print(
-                f"{run.load}: CPU ms of a call: {parts}; generator {run.generator_cpu_share:.0%} of a core",
-                markup=False,
-            )
-    for run in bench.runs:
+        outcomes = ", ".join(f"{count} {word}" for word, count in run.outcomes.items())
+        rates = {"offered": run.offered_per_s, "sent": run.achieved_per_s, "answered": run.answered_per_s}
+        told = ", ".join(f"{name} {rate:.1f}/s" for name, rate in rates.items())
+        cpu = [f"{part} {used * 1e3:.2f}" for part, used in (run.cpu_s_per_call or {}).items()]
+        console.print(
+            f"\n{run.load}: {outcomes}\n  {told}; generator {run.generator_cpu_share:.0%} of a core"
+            + (f"\n  CPU ms of a call: {', '.join(cpu)}" if cpu else ""),
+            markup=False,
+            soft_wrap=True,
+        )
         for line in _complaints(run):
-            console.print(Text(f"{run.load}: {line}", style="red"), soft_wrap=True)
+            console.print(Text(f"  {line}", style="red"), soft_wrap=True)
 
 
 def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:.1f}"
+    """Three digits, or all before the point."""
+    if seconds is None:
+        return ""
+    ms = seconds * 1e3
+    return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}"
 
 
 def _complaints(run: Run) -> list[str]:

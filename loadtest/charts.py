@@ -26,7 +26,8 @@ _INK = "#010203"  # stands for the colour of text until a drawing is done
 _COLOURS = ("#3b82c4", "#e0912f", "#4fa36b", "#b667a3", "#8279d6", "#8d949e")  # on white as on near black
 _BAD = "#dc4c4c"
 _WIDTH = 9.0  # inches, which a page makes as wide as itself
-_BINS = 120  # of a timeline
+_BINS = 120  # of a timeline's latencies
+_RATE_BINS = 40  # and of its answers, of which a narrow bin would have none or one
 _PERCENTS = (0.0, 50.0, 90.0, 99.0, 99.9, 99.99)
 
 _STYLE: dict[Any, Any] = {
@@ -109,16 +110,15 @@ def timeline(runs: Sequence[Run], calls: Sequence[Sequence[Sent]]) -> str:
     with mpl.rc_context(_STYLE):
         figure, [latency, rate] = _figure(4.4, 2)
         end_s = max(run.started_s + run.took_s for run in runs)
-        width_s = end_s / _BINS
         for number, (run, sent) in enumerate(zip(runs, calls, strict=True)):
-            _draw_latency(latency, number, run, sent, width_s)
-            _draw_rate(rate, number, run, sent, width_s)
+            _draw_latency(latency, number, run, sent, end_s / _BINS)
+            _draw_rate(rate, number, run, sent, end_s / _RATE_BINS)
         latency.set_xlim(0, end_s)
         _latency_axis(latency)
         rate.set_ylim(bottom=0)
         rate.set_ylabel("calls/s")
         rate.set_xlabel("time since the first run began, s")
-        latency.plot([], [], "x", color=_BAD, ms=5, label="no answer, error or fault")
+        latency.plot([], [], "x", color=_BAD, ms=5, label="failed")
         rate.plot([], [], color=_INK, lw=1, ls=":", label="offered")
         _legend(latency)
         _legend(rate)
@@ -136,7 +136,7 @@ def _draw_latency(axes: Axes, number: int, run: Run, sent: Sequence[Sent], width
     slowest = [max(bins[place]) for place in sorted(bins)]
     colour = _colour(number)
     axes.fill_between(moments, medians, slowest, color=colour, alpha=0.22, lw=0)
-    axes.plot(moments, medians, color=colour, lw=1.2, label=f"{_label(run)}: median, up to the slowest")
+    axes.plot(moments, medians, color=colour, lw=1.2, label=_label(run))
     bad = {int(call.at_s / width_s): call for call in sent if is_failure(call)}
     axes.plot(
         [run.started_s + (place + 0.5) * width_s for place in bad],
