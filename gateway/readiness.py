@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from gateway.pressure import Pressure
 from sandbox.errors import Unavailable
-from sandbox.process import told_within
+from sandbox.process import LateTimer, told_within
 from sandbox.queue import Pulse, WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ ASK_EVERY_S = 0.5
 ASK_AGAIN_S = 0.1
 #: The pause between two questions, and 0.75 s for the answer.
 FRESH_S = 1.25
+#: Further turns of the loop, since a lag of ours is no silence of Redis; the questions of one pulse take some 30.
+FRESH_TURNS = 40
 
 
 class Obstacle(NamedTuple):
@@ -74,7 +76,8 @@ class Readiness:
         self._put_late_call = put_late_call
         self._on_new_server = on_new_server
         self._run_id: str | None = None
-        self._heard_at = 0.0
+        self._is_stale = False
+        self._staleness: LateTimer | None = None
         self._silence: str | None = "it was not reached yet"
         self._failed_put: str | None = None
 
@@ -84,7 +87,7 @@ class Readiness:
             return self.refusing
         if self._silence is not None:
             why = f"is away: {self._silence}"
-        elif asyncio.get_running_loop().time() - self._heard_at > FRESH_S:
+        elif self._is_stale:
             why = f"has been silent for more than {FRESH_S:g} s"
         elif self._pressure.is_full:
             return Obstacle("redis_full", "Redis is full")
@@ -127,8 +130,14 @@ class Readiness:
         self._silence = None
         self.heard.set()
 
+    def _grow_stale(self) -> None:
+        self._is_stale = True
+
     def _note(self, pulse: Pulse) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        if self._staleness is not None:
+            self._staleness.cancel()
+        self._is_stale = False
+        self._staleness = LateTimer(FRESH_S, FRESH_TURNS, self._grow_stale)
         was_full = self._pressure.is_full
         self._pressure.note(pulse, self.slots)
         if self._pressure.is_full != was_full:

@@ -24,6 +24,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from sandbox._connect import connect, is_no_master, mistake
 from sandbox.errors import ConfigError, Unavailable
+from sandbox.process import LateTimer
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,6 @@ MAX_BLOCK_S = 1.0
 COMMAND_TIMEOUT_S = 2.0
 
 #: Turns of the loop that an exchange still has when its time is over; it takes seven with a Redis that answers at once.
-#: Where the loop lags, because the process gets no CPU time, the answer may have been here for long and only we have
-#: not read it. Where it does not lag, they take less than a millisecond.
 _LAST_TURNS = 8
 
 #: Longer than the longest block by what a busy event loop may lag, for a read that is given up loses replies.
@@ -213,8 +212,11 @@ class RedisLink:
         """One bound for all steps of an exchange: a free connection, the way to Redis, the answer."""
         try:
             async with asyncio.timeout(None) as bound:
-                with _ending(bound, timeout_s):
+                timer = LateTimer(timeout_s, _LAST_TURNS, functools.partial(bound.reschedule, 0.0))
+                try:
                     yield
+                finally:
+                    timer.cancel()
         except TimeoutError as exc:
             raise TimeoutError(f"no answer within {timeout_s:g} s") from exc
         except RedisError as exc:
@@ -222,26 +224,6 @@ class RedisLink:
                 log.warning("Redis is no master any more")
                 await self._connections.close()
             raise
-
-
-@contextmanager
-def _ending(bound: asyncio.Timeout, timeout_s: float) -> Iterator[None]:
-    """End the block of a timeout after its time and the last turns."""
-    loop = asyncio.get_running_loop()
-    handle: asyncio.Handle
-
-    def turn(left: int) -> None:
-        nonlocal handle
-        if left:
-            handle = loop.call_soon(turn, left - 1)
-        else:
-            bound.reschedule(loop.time())
-
-    handle = loop.call_later(timeout_s, turn, _LAST_TURNS)
-    try:
-        yield
-    finally:
-        handle.cancel()
 
 
 def by_name(flat: Sequence[Any]) -> dict[bytes, Any]:

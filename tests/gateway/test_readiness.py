@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -172,12 +173,27 @@ async def test_a_silent_redis_counts_as_away(
     redis_of_test: RedisSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When questions hang without an error, readiness ends once the last answer is too old."""
+    monkeypatch.setattr(readiness_module, "FRESH_S", 0.0)
     async with opened(redis_of_test) as queue:
         readiness = await make_ready(queue)
-    monkeypatch.setattr(readiness_module, "FRESH_S", 0.0)
+        await until(lambda: readiness.obstacle() is not None)
     obstacle = readiness.obstacle()
     assert obstacle is not None
     assert "silent" in obstacle.sentence
+
+
+async def test_a_lag_of_ours_is_no_silence_of_redis(redis_of_test: RedisSettings) -> None:
+    """While the loop gets so little time that the news of one pulse take two seconds, Redis does not count as away."""
+    async with opened(redis_of_test) as queue:
+        readiness = await make_ready(queue)
+        stop = asyncio.Event()
+        asking = asyncio.create_task(readiness.run(stop))
+        for _ in range(60):
+            await asyncio.sleep(0)
+            time.sleep(0.07)  # noqa: ASYNC251 - what a starved process does to its loop
+            assert readiness.obstacle() is None
+        stop.set()
+        await asking
 
 
 async def test_slots_are_those_of_workers_that_take_calls(redis_of_test: RedisSettings) -> None:
