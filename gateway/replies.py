@@ -11,14 +11,19 @@ looks at any more is no error:
 
 Several callers may wait for one call. Whoever goes away leaves; the last one to leave has the call cancelled. One who
 joins with an earlier deadline has a future of its own, which is answered by then.
+
+A caller may hand a call over to us that waits for it at another gateway, and leave there. It must know for that when
+the queue has us among those who wait for the call (`known`), or its leaving would cancel it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -69,6 +74,7 @@ class Waiting:
     is_overdue: bool = False
     early: Answer | None = None  # came before we knew whether it is this call's; see `_receive`
     joined: Waiting | None = None  # what this one waits for, but not for as long
+    when_put: Callable[[], None] | None = None  # called when it is put, or over before that
 
 
 @dataclass(slots=True)
@@ -160,8 +166,30 @@ class ReplyRouter:
     def was_put(self, waiting: Waiting) -> None:
         """The queue has it, and what comes under its name is its answer; that may have come already."""
         waiting.is_put = True
+        self._tell(waiting)
         if waiting.early is not None:
             self.answer(waiting.record, waiting.early)
+
+    def known(self, waitings: Iterable[Waiting]) -> asyncio.Future[None]:
+        """Done when all of these have been put, or are over. Who joined another caller here need not wait for that."""
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        brought = Counter(waiting.record for waiting in waitings)
+        unknown = {
+            record
+            for record, times in brought.items()
+            if (one := self._waiting.get(record)) is not None and not one.is_put and one.callers == times
+        }
+
+        def tell(record: str) -> None:
+            unknown.discard(record)
+            if not unknown and not told.done():
+                told.set_result(None)
+
+        for record in unknown:
+            self._waiting[record].when_put = partial(tell, record)
+        if not unknown:
+            told.set_result(None)
+        return told
 
     def answer(self, record: str, answer: Answer) -> None:
         """Resolve the call's future; an answer that nobody waits for is dropped and counted."""
@@ -219,10 +247,17 @@ class ReplyRouter:
 
     def _forget(self, waiting: Waiting) -> None:
         del self._waiting[waiting.record]
+        self._tell(waiting)
         if waiting.timer is not None:
             waiting.timer.cancel()
         if waiting.queued is not None:
             self.over(waiting.queued)
+
+    @staticmethod
+    def _tell(waiting: Waiting) -> None:
+        if waiting.when_put is not None:
+            waiting.when_put()
+            waiting.when_put = None
 
     @staticmethod
     def _pass_on(future: asyncio.Future[Answer], hasty: Waiting) -> None:

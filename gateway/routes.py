@@ -20,6 +20,10 @@ that time; `DELETE /v1/jobs/ID` ends it. Both know every call by its id, however
 The header `x-deadline-ms` says how long the caller still waits: the deadline of calls that name none, and a bound on
 that of the others.
 
+The header `x-hand-over: N` with a batch says that its last N calls are under way, and that the caller wants to cut the
+requests by which it waits for them now. Beside the others it gets a line `{"known": true}` as soon as the service knows
+that they are waited for by this request too, so that the cut ends none of them.
+
 Calls under one id, in flight or ended a short time ago, must be the same call. They share one run and its result; a
 different call under that id is an InvalidCall. A caller that goes away leaves its calls, and what nobody waits for is
 cancelled.
@@ -92,7 +96,9 @@ class BatchRoute(_Route):
             try:
                 with _until_gone(receive) as gone:
                     if _wants_lines(scope):
-                        await _send_lines(send, answers, gone)
+                        moved = answers[max(0, len(answers) - _handed_over(scope)) :]
+                        known = self._gateway.replies.known(one for one in moved if isinstance(one, Waiting))
+                        await _send_lines(send, answers, gone, known if moved else None)
                     else:
                         await _send_results(send, answers, gone)
             finally:
@@ -194,6 +200,16 @@ def _deadline_s(scope: Scope) -> float | None:
     return None
 
 
+def _handed_over(scope: Scope) -> int:
+    """How many of the last calls. Raises InvalidCall."""
+    for name, value in scope["headers"]:
+        if name == b"x-hand-over":
+            if not value.isdigit() or len(value) > 9:
+                raise InvalidCall("x-hand-over: must be a number of calls")
+            return int(value)
+    return 0
+
+
 @contextmanager
 def _until_gone(receive: Receive) -> Iterator[asyncio.Task[None]]:
     """A task that ends when the caller goes away, for the length of the block. The body has been read."""
@@ -238,11 +254,16 @@ async def _send_results(
 
 
 async def _send_lines(
-    send: Send, answers: Sequence[Waiting | SandboxError], gone: asyncio.Task[None]
+    send: Send,
+    answers: Sequence[Waiting | SandboxError],
+    gone: asyncio.Task[None],
+    known: asyncio.Future[None] | None,
 ) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
     done: asyncio.Queue[int] = asyncio.Queue()
     gone.add_done_callback(partial(_note, done, _GONE))
+    if known is not None:
+        known.add_done_callback(partial(_note, done, _KNOWN))
     for index, answer in enumerate(answers):
         if isinstance(answer, Waiting):
             answer.future.add_done_callback(partial(_note, done, index))
@@ -255,14 +276,17 @@ async def _send_lines(
             ready.append(done.get_nowait())
         if _GONE in ready:
             raise CallerGone
+        lines = b"".join(_line(index, _item(answers[index])) for index in ready if index != _KNOWN)
         left -= len(ready)
-        lines = b"".join(_line(index, _item(answers[index])) for index in ready)
+        if _KNOWN in ready:
+            left += 1
+            lines = b'{"known":true}\n' + lines
         await send({"type": "http.response.body", "body": lines, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 
-#: In the place of an index: there is nobody to send lines to.
-_GONE = -1
+#: In the place of an index: there is nobody to send lines to; all that was handed over is known.
+_GONE, _KNOWN = -1, -2
 
 
 def _note(done: asyncio.Queue[int], index: int, _: object) -> None:

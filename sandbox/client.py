@@ -67,11 +67,12 @@ class SandboxClient:
             result = await client.run("print(1)")
 
     `api_key` is shown with every request, where the service has keys; without a good one `Unauthorized` is raised.
-    `max_in_flight` bounds the calls that are sent and not yet answered; more wait their turn. A call that
-    could not be taken (429, 503, no connection), was not started in time (`queue_timeout`) or lost its
-    connection is sent again under its id, at most `attempts` times in all, not counting 429, and for at most
-    `patience_s` seconds after its first failure: what it waited before that, for its turn or for an answer,
-    is no lost try. A caller that is cancelled ends its call at the gateway too, as far as that can be told.
+    There are at most 16 connections, and a slow call holds up no fast one. `max_in_flight` bounds the calls that
+    are sent and not yet answered, some 11,000 at most; more wait their turn. A call that could not be taken (429,
+    503, no connection), was not started in time (`queue_timeout`) or lost its connection is sent again under its
+    id, at most `attempts` times in all, not counting 429, and for at most `patience_s` seconds after its first
+    failure: what it waited before that, for its turn or for an answer, is no lost try. A caller that is cancelled
+    ends its call at the gateway too, as far as that can be told.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class SandboxClient:
             result = await self._asked(partial(self._wire.result, call_id, min(left_s, MAX_WAIT_S)))
             if result is not None:
                 return _verdict(result)
-            if left_s <= MAX_WAIT_S:
+            if clock() >= end:
                 return None
 
     async def status(self) -> dict[str, JsonValue]:

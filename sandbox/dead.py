@@ -22,7 +22,8 @@ from sandbox.api_keys import key_of_caller
 from sandbox.calls import ToolResult
 from sandbox.client import DEFAULT_URL
 from sandbox.errors import InternalError
-from sandbox.wire import MAX_RESULT_BYTES, Wire
+from sandbox.link import MAX_RESULT_BYTES
+from sandbox.wire import Wire
 
 dead_app = typer.Typer(no_args_is_help=True, help="Calls that no worker survived.")
 

@@ -28,6 +28,15 @@ class Request:
     writer: asyncio.StreamWriter
     started: bool = False
 
+    @property
+    def handed_over(self) -> int:
+        """How many of the last calls are sent by an open request, too."""
+        return int(self.headers.get("x-hand-over", "0"))
+
+    async def known(self) -> None:
+        """Say that the calls which were handed over are known."""
+        await self.chunk(b'{"known":true}\n')
+
     async def refuse(self, status: int, name: str, message: str = "no", **headers: str) -> None:
         """Answer the whole request with an error in the gateway's words."""
         body = json.dumps({"error": {"name": name, "message": message}}).encode()
@@ -44,14 +53,17 @@ class Request:
         """Send one line of an NDJSON answer."""
         await self.chunk(json.dumps({"index": index, **item}, ensure_ascii=False).encode() + b"\n")
 
+    async def head(self) -> None:
+        """Begin an NDJSON answer."""
+        self.started = True
+        head = "HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
+        self.writer.write(head.encode())
+        await self.writer.drain()
+
     async def chunk(self, data: bytes) -> None:
         """Send any bytes of an NDJSON answer."""
         if not self.started:
-            self.started = True
-            head = (
-                "HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
-            )
-            self.writer.write(head.encode())
+            await self.head()
         self.writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         await self.writer.drain()
 
@@ -63,6 +75,17 @@ class Request:
     async def cut(self) -> None:
         """Wait until the client has broken the connection."""
         assert await self.reader.read() == b""
+
+    async def until(self, event: asyncio.Event) -> None:
+        """Wait for an event. Raises ConnectionError when the client breaks the connection before."""
+        gone, told = asyncio.ensure_future(self.reader.read(1)), asyncio.ensure_future(event.wait())
+        try:
+            await asyncio.wait({gone, told}, return_when=asyncio.FIRST_COMPLETED)
+            if not told.done():
+                raise ConnectionResetError
+        finally:
+            gone.cancel()
+            told.cancel()
 
     def drop(self) -> None:
         """Break the connection."""
@@ -91,6 +114,7 @@ class FakeGateway:
     port: int = 0
     requests: list[Request] = field(default_factory=list)
     jobs: list[Request] = field(default_factory=list)
+    most_connections: int = 0
     _connections: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
@@ -118,6 +142,7 @@ class FakeGateway:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        self.most_connections = max(self.most_connections, len(self._connections))
         try:
             while head := await _read_head(reader):
                 method, path, headers = head

@@ -101,3 +101,44 @@ async def test_a_job_is_run_while_nobody_waits(the_stack: Stack) -> None:
         assert result.stdout == "42\n"
         with pytest.raises(NotFound):
             await client.result("never-sent")
+
+
+async def test_slow_calls_hold_no_fast_ones(the_stack: Stack) -> None:
+    """More of them than the client has connections, each sent alone: what is fast is answered while they all run.
+
+    They are handed over between the gateways meanwhile, and not one is queued twice or ended by that; but each ends
+    when its caller leaves.
+    """
+    before = calls_put(the_stack)
+    async with SandboxClient(the_stack.url) as client:
+        slow = []
+        for count in range(1, 15):
+            slow.append(asyncio.create_task(client.run("import time\ntime.sleep(50)", limits=LONG)))
+            await until(lambda count=count: runs(client, count))  # type: ignore[misc]
+        for n in range(12):
+            assert (await client.run(f"print({n})")).stdout == f"{n}\n"
+        answers = await asyncio.gather(*(client.run(f"print({n})") for n in range(100)))
+        assert [answer.stdout for answer in answers] == [f"{n}\n" for n in range(100)]
+        assert calls_put(the_stack) == before + len(slow) + 112
+        assert not any(task.done() for task in slow)
+        assert await runs(client, len(slow))
+        slow.pop().cancel()
+        await until(lambda: runs(client, len(slow)))
+        for task in slow:
+            task.cancel()
+        await until(lambda: runs(client, 0))
+        await asyncio.gather(*slow, return_exceptions=True)
+
+
+async def test_calls_that_were_handed_over_are_answered_once(the_stack: Stack) -> None:
+    """Each by what its own program printed, whichever request and gateway it came by."""
+    before = calls_put(the_stack)
+    calls = [f"import time\ntime.sleep({1 + n % 3})\nprint({n})" for n in range(14)]
+    async with SandboxClient(the_stack.url) as client:
+        slow = []
+        for code in calls:
+            slow.append(asyncio.create_task(client.run(code)))
+            await client.run("print()")
+        answers = await asyncio.gather(*slow)
+    assert [answer.stdout for answer in answers] == [f"{n}\n" for n in range(14)]
+    assert calls_put(the_stack) == before + 2 * len(calls)

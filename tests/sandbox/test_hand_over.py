@@ -1,0 +1,322 @@
+"""SandboxClient when slow calls hold its requests open: they are handed over, and hold up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+
+from sandbox import SandboxClient, ToolCall, ToolResult, Unavailable
+
+from .fake_gateway import FakeGateway, Request, result
+
+BATCHES = 11  # that are open before one takes along what others wait for
+
+
+class Service:
+    """Answers each call at once, but those whose code is `slow`: these when they are released."""
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+        self.seen: Counter[str] = Counter()  # how often each id was sent
+        self.open: list[Request] = []
+        self.moves: list[Request] = []
+        #: What is done instead with a request that takes calls along, by its number among these; then it is over.
+        self.instead: dict[int, Callable[[Request], Awaitable[None]]] = {}
+        self._news = asyncio.Condition()
+
+    async def answer(self, request: Request) -> None:
+        if request.handed_over:
+            self.moves.append(request)
+            if (instead := self.instead.get(len(self.moves) - 1)) is not None:
+                await instead(request)
+                return
+        self.open.append(request)
+        async with self._news:
+            self.seen.update(call["id"] for call in request.calls)
+            self._news.notify_all()
+        try:
+            await self._serve(request)
+        finally:
+            self.open.remove(request)
+            async with self._news:
+                self._news.notify_all()
+
+    async def _serve(self, request: Request) -> None:
+        await request.head()
+        if request.handed_over:
+            await request.known()
+        slow = [index for index, call in enumerate(request.calls) if call["code"] == "slow"]
+        for index in set(range(len(request.calls))) - set(slow):
+            await request.line(index, result(request.calls[index]))
+        if slow:
+            await request.until(self.released)
+        for index in slow:
+            await request.line(index, result(request.calls[index]))
+        await request.end()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with self._news:
+            await self._news.wait_for(is_so)
+
+    async def occupy(self, client: SandboxClient, count: int) -> list[asyncio.Task[ToolResult]]:
+        """So many slow calls, each sent when the one before has arrived, and so in another request."""
+        tasks = []
+        for number in range(count):
+            call = ToolCall(id=f"slow-{number}", code="slow")
+            tasks.append(asyncio.create_task(client.run(call)))
+            await self.until(partial(self._has_seen, call.id))
+        return tasks
+
+    def _has_seen(self, call_id: str) -> bool:
+        return self.seen[call_id] > 0
+
+
+async def all_fast(client: SandboxClient, count: int) -> None:
+    """So many calls that are answered at once."""
+    codes = [f"print({n})" for n in range(count)]
+    assert [one.stdout for one in await asyncio.gather(*map(client.run, codes))] == codes
+
+
+async def released(service: Service, slow: list[asyncio.Task[ToolResult]]) -> None:
+    """Every slow call is answered, now and not before."""
+    assert not any(task.done() for task in slow)
+    service.released.set()
+    assert [one.id for one in await asyncio.gather(*slow)] == [f"slow-{n}" for n in range(len(slow))]
+
+
+async def test_slow_calls_hold_no_fast_ones() -> None:
+    """Three times as many slow calls as connections, each in a batch of its own, and fast ones are answered meanwhile.
+
+    No slow call moves often, nothing is told to end, and there are no more than 16 connections.
+    """
+    service = Service()
+    async with FakeGateway(service.answer) as gateway, SandboxClient(gateway.url) as client:
+        slow = await service.occupy(client, 48)
+        for _ in range(20):
+            await all_fast(client, 50)
+        await released(service, slow)
+    assert gateway.most_connections <= 16
+    assert 1 < max(service.seen[f"slow-{n}"] for n in range(48)) < 8
+    assert gateway.cancels == []
+
+
+async def test_slow_calls_in_every_batch_of_a_full_client_hold_no_fast_ones() -> None:
+    """All that may be in flight but one place are slow calls, and a fast one still leaves."""
+    service = Service()
+    async with (
+        FakeGateway(service.answer) as gateway,
+        SandboxClient(gateway.url, max_in_flight=400) as client,
+    ):
+        slow = [asyncio.create_task(client.run(ToolCall(id=f"slow-{n}", code="slow"))) for n in range(399)]
+        await service.until(lambda: len(service.seen) == 399)
+        for _ in range(20):
+            await all_fast(client, 1)
+        await released(service, slow)
+    assert gateway.most_connections <= 16
+
+
+async def test_there_are_never_more_than_16_connections() -> None:
+    """Thousands of calls, slow ones among them, with callers that leave, jobs that are waited for, and new ones."""
+    service = Service()
+    waiting = 0
+
+    async def job(request: Request) -> None:
+        nonlocal waiting
+        waiting += 1
+        if "?wait=" in request.path and not request.path.endswith("=0"):
+            await request.until(service.released)
+        await request.whole(200 if request.method == "DELETE" else 202, b"{}")
+
+    async with FakeGateway(service.answer, job) as gateway, SandboxClient(gateway.url) as client:
+        slow = [asyncio.create_task(client.run(ToolCall(id=f"slow-{n}", code="slow"))) for n in range(500)]
+        questions = [asyncio.create_task(client.result(f"job-{n}", wait_s=50)) for n in range(40)]
+        for _ in range(10):
+            await all_fast(client, 200)
+        for task in slow[250:]:
+            task.cancel()
+        for n in range(20):
+            await client.submit(f"print({n})")
+        await all_fast(client, 200)
+        for question in questions:
+            question.cancel()
+        await asyncio.gather(*questions, *slow[250:], return_exceptions=True)
+        await released(service, slow[:250])
+    assert gateway.most_connections <= 16
+
+
+def refuse(status: int, name: str) -> Callable[[Request], Awaitable[None]]:
+    async def instead(request: Request) -> None:
+        await request.refuse(status, name)
+
+    return instead
+
+
+async def drop(request: Request) -> None:
+    request.drop()
+
+
+async def drop_after_head(request: Request) -> None:
+    await request.head()
+    request.drop()
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        refuse(429, "Overloaded"),
+        refuse(413, "CallTooLarge"),
+        refuse(503, "Unavailable"),
+        drop,
+        drop_after_head,
+    ],
+)
+async def test_a_request_that_cannot_take_calls_along_leaves_them(
+    instead: Callable[[Request], Awaitable[None]],
+) -> None:
+    """Refused or broken, it loses nothing: the old requests stay open, and its own calls are sent again."""
+    service = Service()
+    service.instead[0] = instead
+    async with FakeGateway(service.answer) as gateway, SandboxClient(gateway.url) as client:
+        slow = await service.occupy(client, BATCHES)
+        first = list(service.open)
+        fast = asyncio.create_task(all_fast(client, 3))
+        await service.until(lambda: len(service.moves) == 2)
+        assert service.open[:BATCHES] == first
+        await fast
+        await released(service, slow)
+
+
+async def test_old_requests_stay_until_their_calls_are_known() -> None:
+    """An answer of one that comes meanwhile counts, and the second one of the same call is dropped."""
+    service = Service()
+    moving, go_on = asyncio.Event(), asyncio.Event()
+
+    async def known_late(request: Request) -> None:
+        await request.head()
+        moving.set()
+        await go_on.wait()
+        await request.known()
+        for index, call in enumerate(request.calls):
+            await request.line(index, result(call, stdout="from the second"))
+        await request.end()
+
+    service.instead[0] = known_late
+    async with FakeGateway(service.answer) as gateway, SandboxClient(gateway.url) as client:
+        slow = await service.occupy(client, BATCHES)
+        fast = asyncio.create_task(client.run("fast"))
+        await moving.wait()
+        one = next(request for request in service.open if request.calls[0]["id"] == "slow-3")
+        await one.line(0, result(one.calls[0], stdout="from the first"))
+        await one.end()
+        assert (await slow[3]).stdout == "from the first"
+        one.drop()
+        await service.until(lambda: len(service.open) == BATCHES - 1)
+        assert not any(task.done() for task in (*slow[:3], *slow[4:]))
+        go_on.set()
+        answers = await asyncio.gather(*slow, fast)
+        assert Counter(answer.stdout for answer in answers) == {
+            "from the first": 1,
+            "from the second": BATCHES,
+        }
+        assert client._wire._in_flight == 0
+    assert gateway.cancels == []
+
+
+async def test_a_connection_that_breaks_while_its_calls_move_loses_none() -> None:
+    """The new request has them; where that is refused after all, they are sent again."""
+    service = Service()
+    broken = asyncio.Event()
+
+    async def break_the_old(request: Request) -> None:
+        for old in list(service.open):
+            old.drop()
+        await service.until(lambda: not service.open)
+        broken.set()
+        await request.refuse(413, "CallTooLarge")
+
+    service.instead[0] = break_the_old
+    async with FakeGateway(service.answer) as gateway, SandboxClient(gateway.url) as client:
+        slow = await service.occupy(client, BATCHES)
+        await all_fast(client, 1)
+        assert broken.is_set()
+        await released(service, slow)
+
+
+async def test_what_moves_without_loss_is_sent_once_more_only() -> None:
+    """When the old connections break after the new request has come, it is enough that it has the calls."""
+    service = Service()
+
+    async def break_the_old(request: Request) -> None:
+        for old in list(service.open):
+            old.drop()
+        await service.until(lambda: not service.open)
+        await request.head()
+        await request.known()
+        for index, call in enumerate(request.calls):
+            await request.line(index, result(call))
+        await request.end()
+
+    service.instead[0] = break_the_old
+    async with FakeGateway(service.answer) as gateway, SandboxClient(gateway.url) as client:
+        slow = await service.occupy(client, BATCHES)
+        await all_fast(client, 1)
+        await asyncio.gather(*slow)
+    assert len(gateway.requests) == BATCHES + 1
+
+
+async def test_a_caller_that_leaves_while_its_call_moves_ends_it() -> None:
+    """The gateway is told of its end when it is known to the new request, for before that it could be queued anew."""
+    service = Service()
+    moving, go_on, order = asyncio.Event(), asyncio.Event(), []
+
+    async def known_late(request: Request) -> None:
+        await request.head()
+        moving.set()
+        await go_on.wait()
+        order.append("known")
+        await request.known()
+        await request.line(0, result(request.calls[0]))
+        await request.until(service.released)
+        for index, call in enumerate(request.calls[1:], start=1):
+            await request.line(index, result(call))
+        await request.end()
+
+    async def cancel(request: Request) -> None:
+        order.append(request.path)
+        await request.whole(200, b"{}")
+        service.released.set()
+
+    service.instead[0] = known_late
+    async with FakeGateway(service.answer, cancel) as gateway, SandboxClient(gateway.url) as client:
+        slow = await service.occupy(client, BATCHES)
+        fast = asyncio.create_task(client.run("fast"))
+        await moving.wait()
+        slow[3].cancel()
+        await asyncio.wait({slow[3]})
+        go_on.set()
+        await asyncio.gather(*slow[:3], *slow[4:], fast)
+    assert order == ["known", "/v1/jobs/slow-3"]
+
+
+async def test_a_client_that_closes_while_calls_move_tells_everybody() -> None:
+    """Whoever waits, by one request or two, is told once."""
+    service = Service()
+    moving = asyncio.Event()
+
+    async def never(request: Request) -> None:
+        moving.set()
+        await request.until(asyncio.Event())
+
+    service.instead[0] = never
+    async with FakeGateway(service.answer) as gateway:
+        async with SandboxClient(gateway.url) as client:
+            slow = await service.occupy(client, BATCHES)
+            fast = asyncio.create_task(client.run("fast"))
+            await moving.wait()
+        ends = await asyncio.gather(*slow, fast, return_exceptions=True)
+    assert all(isinstance(end, Unavailable) for end in ends)
+    assert client._wire._in_flight == 0
