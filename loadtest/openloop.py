@@ -4,8 +4,8 @@ A closed loop waits for answers before it asks again, so a service that stalls i
 worst moments are missing from the figures (coordinated omission). Here a stall meets the calls that real callers
 would have sent meanwhile, and each of them counts its latency from the moment at which it should have been sent.
 
-A generator can be slow itself: it says of every call how late it was, and that is part of the latency, too. One
-task keeps the times and starts a task for each call; nothing that a call waits for holds the next one back. A call
+A generator can be slow itself: it says of every call how late it was, and that is part of the latency, too. What it
+takes to get to an answer it cannot tell, but a loop that is late for answers is late for calls as well. One task keeps the times and starts a task for each call; nothing that a call waits for holds the next one back. A call
 that is never answered ends after `patience_s`, which is an outcome like any other.
 """
 

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from aiohttp.test_utils import unused_port
@@ -41,6 +44,33 @@ def url(_runtime: None) -> Iterator[str]:
     """A whole service."""
     with own_stack() as running:
         yield running.url
+
+
+@contextmanager
+def fusion() -> Iterator[str]:
+    """A service with the API of SandboxFusion, in which every program prints 1."""
+    ran = {"status": "Finished", "execution_time": 0.001, "return_code": 0, "stdout": "1\n", "stderr": ""}
+    answer = json.dumps({"status": "Success", "message": "", "run_result": ran}).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(200 if (self.path, asked["language"]) == ("/run_code", "python") else 404)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -99,12 +129,24 @@ def test_programs_of_ones_own_may_do_what_they_do(url: str, tmp_path: Path) -> N
 
 def test_a_stack_of_our_own_tells_what_each_part_used() -> None:
     """Without a URL the service is started, and its CPU is told by part."""
+    policy = os.sched_getscheduler(0)
+
     found, _ = measure(Options(workload="print", arrivals=SECOND))
 
+    assert os.sched_getscheduler(0) == policy  # going first ends with the measurement
     used = found.runs[0].cpu_s_per_call
     assert used is not None
     assert used.keys() == {"gateway", "worker", "redis", "jail"}
     assert used["jail"] > 0 < used["gateway"]
+
+
+def test_another_service_is_measured_in_its_own_words() -> None:
+    """A service that is not ours is asked by its API, its answers are checked, and it answers by its target's name."""
+    with fusion() as url:
+        found, [sent] = measure(Options(url, "sandbox-fusion", "print", SECOND))
+
+    assert (found.answered_by, found.runs[0].right) == ("sandbox-fusion", 20)
+    assert {call.wall_s for call in sent} == {0.001}
 
 
 def test_a_stand_in_is_called_that_and_wrong_answers_fail_the_command() -> None:
