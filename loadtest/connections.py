@@ -34,6 +34,11 @@ def established(port: int, sources: Collection[str]) -> int:
     )
 
 
+def established_to(port: int) -> int:
+    """How many connections to a port there are, from whomever on this machine."""
+    return sum(state == _ESTABLISHED and _port(remote) == port for _, remote, state, _ in _rows())
+
+
 def _rows() -> Iterator[list[str]]:
     """Local address, remote address, state, both queues."""
     with _TABLE.open(encoding="ascii") as lines:
