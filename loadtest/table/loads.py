@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import groupby
 
 from loadtest import budgets
 from loadtest.callers import WARM_UP_CALLS, measure_callers
 from loadtest.figures import Run
-from loadtest.inflight import GATEWAYS
+from loadtest.inflight import GATEWAYS as INFLIGHT_GATEWAYS
 from loadtest.load import Arrivals
 from loadtest.measure import Options, measure
 from loadtest.processes import used_by
+from loadtest.scaling import measure_scaling
 from loadtest.sizing import HostLimits, plan
 from loadtest.sockets import HOLD_S
 from loadtest.stack import own_stack
@@ -21,6 +23,7 @@ from loadtest.together import measure as measure_together
 from sandbox.calls import MIB
 
 CALLERS = "python -m loadtest.callers"
+SCALING = "python -m loadtest.scaling"
 BENCH, SOCKETS, INFLIGHT = "sandbox bench", "sandbox bench sockets", "sandbox bench inflight"
 _LOW_RATE = 20.0  # calls a second: what is added to a call that meets nobody
 _RATES = (20.0, 40.0, 80.0, 160.0)
@@ -97,8 +100,8 @@ def sockets(size: Size) -> Iterator[Row]:
 
 def inflight(size: Size) -> Iterator[Row]:
     """So many batches in flight at once."""
-    what = f"{size.batches} batches of {size.batch} in flight at once, {GATEWAYS} gateways"
-    sized = plan(size.batches, GATEWAYS, HostLimits.read())
+    what = f"{size.batches} batches of {size.batch} in flight at once, {INFLIGHT_GATEWAYS} gateways"
+    sized = plan(size.batches, INFLIGHT_GATEWAYS, HostLimits.read())
     yield _together(what, INFLIGHT, measure_together(sized, size.batch, HOLD_S, _silently))
 
 
@@ -116,6 +119,23 @@ def _together(what: str, command: str, found: Together) -> Row:
         "" if found.is_proved else f"not proved: {found.errors_by_name or 'not all were there at one moment'}"
     )
     return Row(what, command, figures, found.answered_by, found.how, wrong=wrong, note=found.note)
+
+
+def scaling(size: Size) -> Iterator[Row]:
+    """CPU of a call with more and more processes."""
+    stacks = [(workers, 1) for workers in size.workers] + [(1, gateways) for gateways in size.more_gateways]
+    found = measure_scaling(stacks, size.seconds / 4)
+    for (workers, gateways), of_one in groupby(found, key=lambda row: (row.workers, row.gateways)):
+        loose, *pinned = of_one
+        figures = (
+            Figure("", loose.total_ms, "ms of CPU/call"),
+            Figure("", loose.of_first, "of the first"),
+            *(Figure("pinned", row.total_ms, "ms of CPU/call") for row in pinned),
+            Figure("", loose.calls_per_s, "calls/s"),
+        )
+        errors = [f"{count} {name}" for row in (loose, *pinned) for name, count in row.errors.items()]
+        what = f"print, {workers} worker(s), {gateways} gateway(s)"
+        yield Row(what, SCALING, figures, JAIL, wrong=", ".join(errors))
 
 
 def _silently(*_: object) -> None:

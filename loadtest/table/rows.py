@@ -21,6 +21,8 @@ class Size:
     gateways: int = 3
     batches: int = 704
     batch: int = 64
+    workers: tuple[int, ...] = (1, 2, 4, 8)
+    more_gateways: tuple[int, ...] = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)

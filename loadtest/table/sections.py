@@ -24,6 +24,7 @@ SECTIONS = (
     Section("calls through HTTP", loads.CALLERS, loads.closed_loop),
     Section("latency at low load", loads.BENCH, loads.low_load),
     Section("latency at loads that grow", loads.BENCH, loads.sweep),
+    Section("CPU with more processes", loads.SCALING, loads.scaling),
     Section("requests open at once", loads.SOCKETS, loads.sockets),
     Section("batches in flight at once", loads.INFLIGHT, loads.inflight),
 )

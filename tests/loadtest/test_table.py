@@ -18,7 +18,16 @@ from sandbox.jail import runtime
 from sandbox.settings import load_settings
 
 SMALL = Size(
-    edge_calls=2048, wall_calls=3, callers=4, seconds=0.5, sockets=60, gateways=2, batches=4, batch=8
+    edge_calls=2048,
+    wall_calls=3,
+    callers=4,
+    seconds=0.5,
+    sockets=60,
+    gateways=2,
+    batches=4,
+    batch=8,
+    workers=(1,),
+    more_gateways=(2,),
 )
 BY_NAME = {section.measure.__name__: section for section in SECTIONS}
 
@@ -55,6 +64,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
         ("closed_loop", JAIL),
         ("low_load", JAIL),
         ("sweep", JAIL),
+        ("scaling", JAIL),
         ("sockets", NAME),
         ("inflight", NAME),
     ],
