@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
 from sandbox._connect import connect, is_no_master, mistake
@@ -195,13 +196,16 @@ class RedisLink:
                 log.info("consumer group made", extra={"stream": stream})
 
     async def _exchange(self, client: Redis, timeout_s: float, commands: Sequence[Command]) -> list[Any]:
-        # Errors as answers: redis-py would quote the failed command in its exception, and with it a part of
-        # somebody's program.
-        pipeline = client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
+        # Not through redis-py's pipeline: that takes as long again, and quotes the failed command in its exception, and
+        # with it a part of somebody's program.
+        pool = client.connection_pool
         async with self._within(timeout_s):
-            answers: list[Any] = await pipeline.execute(raise_on_error=False)
+            connection = await pool.get_connection()  # type: ignore[no-untyped-call]
+            try:
+                await connection.send_packed_command(connection.pack_commands(commands))
+                answers = [await _answer(connection) for _ in commands]
+            finally:
+                await pool.release(connection)
             for answer in answers:
                 if isinstance(answer, ResponseError):
                     raise answer
@@ -224,6 +228,14 @@ class RedisLink:
                 log.warning("Redis is no master any more")
                 await self._connections.close()
             raise
+
+
+async def _answer(connection: AbstractConnection) -> Any:
+    """The next one, also where it is an error: those behind it must be read before the connection is used again."""
+    try:
+        return await connection.read_response()
+    except ResponseError as exc:
+        return exc
 
 
 def by_name(flat: Sequence[Any]) -> dict[bytes, Any]:
