@@ -84,8 +84,12 @@ class Connections:
             await client.aclose()
 
 
-def connect(url: str, command_timeout_s: float, read_timeout_s: float) -> Connections:
-    """What a URL describes. Raises ConfigError, with the remedy, for one that leads nowhere."""
+def connect(url: str, command_timeout_s: float) -> Connections:
+    """What a URL describes. Raises ConfigError, with the remedy, for one that leads nowhere.
+
+    How long an exchange may take is for who makes it to bound: redis-py's own bounds, one around each step, take a
+    quarter of a round trip's CPU time, for before Python 3.12 they are a task each.
+    """
     place = _parse(url)
     commands: Callable[..., ConnectionPool] = BlockingConnectionPool
     reads: Callable[..., ConnectionPool] = ConnectionPool
@@ -100,8 +104,8 @@ def connect(url: str, command_timeout_s: float, read_timeout_s: float) -> Connec
         commands = partial(_BlockingSentinelPool, place.service, asked)
         reads = partial(SentinelConnectionPool, place.service, asked)
     connections = Connections(
-        _client(commands, place.options, command_timeout_s, command_timeout_s),
-        _client(reads, place.options, read_timeout_s, command_timeout_s),
+        _client(commands, place.options, None, command_timeout_s),
+        _client(reads, place.options, None, command_timeout_s),
         sentinels,
     )
     if sentinels:
@@ -278,7 +282,10 @@ class _PacksInC:
 
 
 def _client(
-    kind: Callable[..., ConnectionPool], options: dict[str, Any], timeout_s: float, connect_timeout_s: float
+    kind: Callable[..., ConnectionPool],
+    options: dict[str, Any],
+    timeout_s: float | None,
+    connect_timeout_s: float,
 ) -> Redis:
     timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": connect_timeout_s}
     connection = options.get("connection_class", Connection)

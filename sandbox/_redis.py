@@ -85,7 +85,7 @@ class RedisLink:
         self._streams = streams
         self._group = group
         self._command_timeout_s = command_timeout_s
-        self._connections = connect(url, command_timeout_s, _READ_TIMEOUT_S)
+        self._connections = connect(url, command_timeout_s)
         self._offset_ms: float | None = None
 
     async def open(self) -> None:
