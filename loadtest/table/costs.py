@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 from loadtest import budgets
+from loadtest.client import measure_client
 from loadtest.costs import measure_forkservers
 from loadtest.edge import measure_edge
 from loadtest.stack import own_stack
@@ -14,7 +15,7 @@ from loadtest.table.rows import JAIL, Figure, Row, Size
 from sandbox import ConfigError, SandboxClient, ToolResult
 from sandbox.settings import load_settings
 
-EDGE, COSTS = "python -m loadtest.edge", "python -m loadtest.costs"
+EDGE, COSTS, CLIENT = (f"python -m loadtest.{tool}" for tool in ("edge", "costs", "client"))
 
 
 def start(_: Size) -> Iterator[Row]:
@@ -59,3 +60,13 @@ def walls(size: Size) -> Iterator[Row]:
                 Figure("of", cost.inside_ms, "ms in all"),
             )
             yield Row(f"jail CPU over a bare fork, {name}", COSTS, figures, JAIL)
+
+
+def client(size: Size) -> Iterator[Row]:
+    """What callers pay themselves."""
+    found = measure_client(size.client_calls)
+    figures = (
+        Figure("", found.cpu_us, "µs/call", at_most=found.cpu_budget_us),
+        Figure("peak", found.connections, "connections", at_most=found.connections_budget),
+    )
+    yield Row(f"client CPU, {found.calls:,} run() at once", CLIENT, figures, found.answered_by, found.how)

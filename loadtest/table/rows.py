@@ -15,6 +15,7 @@ class Size:
 
     edge_calls: int = 8192
     wall_calls: int = 60
+    client_calls: int = 10_000
     callers: int = 256
     seconds: float = 5.0  # of each load
     sockets: int = 45_000

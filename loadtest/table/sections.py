@@ -21,6 +21,7 @@ SECTIONS = (
     Section("start until the first result", "make demo", costs.start),
     Section("CPU of gateway and queue", costs.EDGE, costs.edge),
     Section("CPU of the jail", costs.COSTS, costs.walls),
+    Section("CPU of the client", costs.CLIENT, costs.client),
     Section("calls through HTTP", loads.CALLERS, loads.closed_loop),
     Section("latency at low load", loads.BENCH, loads.low_load),
     Section("latency at loads that grow", loads.BENCH, loads.sweep),

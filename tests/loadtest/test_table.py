@@ -20,6 +20,7 @@ from sandbox.settings import load_settings
 SMALL = Size(
     edge_calls=2048,
     wall_calls=3,
+    client_calls=500,
     callers=4,
     seconds=0.5,
     sockets=60,
@@ -61,6 +62,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     [
         ("start", JAIL),
         ("edge", NAME),
+        ("client", NAME),
         ("closed_loop", JAIL),
         ("low_load", JAIL),
         ("sweep", JAIL),
