@@ -66,7 +66,7 @@ def loads(arrivals: Arrivals, workload: Workload, seed: int) -> list[Load]:
 
 def _drawn(arrivals: Arrivals, size: float, workload: Workload, seed: int) -> Load:
     is_burst = arrivals.how == "burst"
-    words = f"{size:g} each {arrivals.every_s:g} s" if is_burst else f"{arrivals.how} {size:g}/s"
+    words = f"{size:g} every {arrivals.every_s:g} s" if is_burst else f"{arrivals.how} {size:g}/s"
     # Each run has a source of its own: what one of them draws changes no other.
     rng = random.Random(f"{seed} {words}")
     match arrivals.how:

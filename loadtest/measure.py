@@ -100,6 +100,8 @@ async def _measure(
             on_run(load)
             before, cpu_s, started_s = _cpu_s(stack), time.process_time(), time.monotonic()
             sent = await run_open_loop(target, load.planned, patience_s=options.patience_s)
+            # A run lasts its time, also where its last answer is there before.
+            await asyncio.sleep(started_s + load.seconds - time.monotonic())
             generator_cpu_s, after = time.process_time() - cpu_s, _cpu_s(stack)
             run = to_run(
                 load.words,

@@ -5,7 +5,9 @@ worst moments are missing from the figures (coordinated omission). Here a stall 
 would have sent meanwhile, and each of them counts its latency from the moment at which it should have been sent.
 
 A generator can be slow itself: it says of every call how late it was, and that is part of the latency, too. What it
-takes to get to an answer it cannot tell, but a loop that is late for answers is late for calls as well. One task keeps the times and starts a task for each call; nothing that a call waits for holds the next one back. A call
+takes to get to an answer it cannot tell, but a loop that is late for answers is late for calls as well.
+
+One task keeps the times and starts a task for each call; nothing that a call waits for holds the next one back. A call
 that is never answered ends after `patience_s`, which is an outcome like any other.
 """
 

@@ -20,7 +20,7 @@ _PAGE = Path(__file__).with_name("report.html")
 _LATENCIES = ("mean", "p50", "p90", "p95", "p99", "p999", "max", "added_p50", "added_p99")
 _HEAD = (
     "load",
-    "answers/s",
+    "answers a second",
     "mean",
     "p50",
     "p90",

@@ -107,9 +107,3 @@ def load_workload(name: str) -> Workload:
     if not kinds:
         raise ConfigError(f"{path} has no call in it")
     return Workload(path.name, kinds)
-
-
-def draw(workload: Mapping[str, float], rng: random.Random) -> Iterator[Kind]:
-    """Kinds without end, each as often as its share says."""
-    kinds = [KINDS[name] for name in workload]
-    return Workload("", kinds, list(workload.values())).draw(rng)

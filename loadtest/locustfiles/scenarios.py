@@ -34,7 +34,7 @@ from locust.contrib.fasthttp import ResponseContextManager
 from locust.env import Environment
 from pydantic import BaseModel, ValidationError
 
-from loadtest.workloads import WORKLOADS, Kind, draw
+from loadtest.workloads import WORKLOADS, Kind, load_workload
 from sandbox import Overloaded, ToolCall, ToolResult
 from sandbox.api_keys import key_of_caller
 from sandbox.calls import first_error
@@ -90,7 +90,7 @@ class Caller(FastHttpUser):
         super().__init__(environment)
         assert environment.parsed_options is not None
         self.options: Any = environment.parsed_options
-        self.kinds = draw(WORKLOADS[self.options.workload], random.Random())
+        self.kinds = load_workload(self.options.workload).draw(random.Random())
 
     def run_one(self, scenario: str, kind: Kind, call: ToolCall) -> None:
         """Send one call and check its answer."""
