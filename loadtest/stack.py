@@ -72,7 +72,7 @@ def standin_stack(*options: str) -> Iterator[Stack]:
 
 @contextmanager
 def _running(command: list[str]) -> Iterator[Stack]:
-    with _ends_by_exception(signal.SIGTERM, signal.SIGHUP), tempfile.TemporaryFile() as log:
+    with _end_in_order(signal.SIGTERM, signal.SIGHUP), tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -128,15 +128,25 @@ def _end_of(log: IO[bytes], length: int = 12) -> str:
 
 
 @contextmanager
-def _ends_by_exception(*numbers: signal.Signals) -> Iterator[None]:
-    """Let these signals raise SystemExit, so that `finally` runs."""
+def _end_in_order(*numbers: signal.Signals) -> Iterator[None]:
+    """Let these signals end the block as Ctrl-C does, and then us with their own exit codes.
 
-    def leave(number: int, _: FrameType | None) -> None:
-        sys.exit(128 + number)
+    An exception out of a handler would leave asyncio's tasks where they are; Ctrl-C it knows, and ends them in order.
+    """
+    came: list[int] = []
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        interrupt = signal.getsignal(signal.SIGINT)  # asyncio's own, while a loop runs
+        (interrupt if callable(interrupt) else signal.default_int_handler)(signal.SIGINT, frame)
 
     before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
+    except KeyboardInterrupt:
+        if came:
+            sys.exit(128 + came[0])
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -6,9 +6,9 @@ it when the queue itself counts all the others as waiting, and so none of them h
 that moment the kernel is asked for the connections and for everybody's memory. Then every call is answered, and an
 oracle holds the answers against the calls (`oracle.py`).
 
-The clients are processes (`crowd.py`) in groups of their own, so that Ctrl-C reaches us alone, but in our session: where
-the kernel shares cores out by session (autogroup), they have one share, and the service has one. They end when we do,
-for their stdin ends with us.
+The clients are processes (`crowd.py`) in groups of their own, so that Ctrl-C reaches us alone, but in our session:
+where the kernel shares cores out by session (autogroup), they have one share, and the service has one. They end when
+we do, for their stdin ends with us.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from loadtest.stack import Stack, standin_stack
 from loadtest.standin import NAME, PRINTED
 from loadtest.terminal import make_table
 from loadtest.timing import percentile
-from sandbox import SandboxClient, Unavailable
+from sandbox import SandboxClient, ToolCall, Unavailable
 from sandbox.calls import MIB
 from sandbox.queue import Backlog
 
@@ -121,11 +121,13 @@ async def _measure(
         client_rss_bytes = sum(rss_bytes(crowd.process.pid) for crowd in crowds)
         say(f"all {calls} wait in the queue, and none has been taken: now they are")
         gate_at = time.monotonic()
-        gate = asyncio.create_task(client.run(CODE, deadline_s=_DEADLINE_S))
-        reports = await _all_reports(crowds)
-        used = used_by(stack.pid)
-        gate.cancel()
-        await asyncio.wait({gate})
+        gate = asyncio.create_task(client.run_many([ToolCall(code=CODE, deadline_s=_DEADLINE_S)]))
+        try:
+            reports = await _all_reports(crowds)
+            used = used_by(stack.pid)
+        finally:
+            gate.cancel()
+            await asyncio.wait({gate})
     sent = {name: call for crowd, report in reports for name, call in report.calls(crowd.spec)}
     heard = [answer for crowd, report in reports for answer in report.answers(crowd.spec)]
     verdict = judge(sent, heard)

@@ -140,7 +140,8 @@ def test_a_signal_leaves_no_process_behind(number: signal.Signals) -> None:
             part in commands for part in ("loadtest.crowd", "gateway", "loadtest.standin", "redis.sock")
         )
         running.send_signal(number)
-        output, _ = running.communicate(timeout=55)
+        output, said = running.communicate(timeout=55)
     assert running.returncode == 128 + number
     assert output == ""
+    assert not re.search("Task|Traceback", said)  # each ended in order, and the service at once
     assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
