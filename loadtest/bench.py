@@ -145,7 +145,7 @@ def _print(console: Console, bench: Bench) -> None:
     )
     if not bench.goes_first:
         console.print(
-            "Not root: the generator shares its cores with whatever runs there, and may be late for it."
+            "The generator had no right to go before others on its cores, which root has, and may be late for it."
         )
     for run in bench.runs:
         outcomes = ", ".join(f"{count} {word}" for word, count in run.outcomes.items())

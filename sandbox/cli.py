@@ -144,7 +144,7 @@ def worker() -> None:
 @app.command(context_settings=_PASS_ON)
 def bench(context: typer.Context) -> None:
     """Measure a service under load: `sandbox bench --help` tells how."""
-    _need("bench", "loadtest", "aiohttp", "hdrh", "matplotlib", "uvloop")
+    _need("bench", "loadtest", "aiohttp", "hdrh", "matplotlib", "redis", "uvloop")
     _become("loadtest", ["bench", *context.args])
 
 

@@ -92,6 +92,7 @@ def test_a_bench_is_an_object_a_page_and_a_trace(url: str, tmp_path: Path) -> No
     found = json.loads(first.stdout)
     assert (found["how"], found["answered_by"], found["workload"]) == ("measured", "jail", "mixed")
     assert [run["load"] for run in found["runs"]] == ["poisson 10/s", "poisson 30/s"]
+    assert found["runs"][1]["started_s"] >= found["runs"][0]["seconds"]  # each lasts its time
     for run in found["runs"]:
         assert run["right"] == run["answered"] == run["calls"] == sum(run["outcomes"].values())
         assert 0 < run["p50_s"] <= run["p99_s"] <= run["p999_s"]
