@@ -117,6 +117,8 @@ class SeenQueue(CallQueue, Watch):
         self.before_reclaim: Callable[[], None] = lambda: None
         self.may_bring = asyncio.Event()  # while it is clear, what was taken stays on its way
         self.may_bring.set()
+        self.may_settle = asyncio.Event()  # while it is clear, results stay on their way
+        self.may_settle.set()
         self.loses_answers = False  # as if the connection broke before what was taken came
 
     async def _count(self, name, use):
@@ -165,7 +167,11 @@ class SeenQueue(CallQueue, Watch):
             self.tried["settle"] += 1
             self.changed()
             raise Unavailable("refused")
-        return await self._count("settle", super().settle(done))
+        return await self._count("settle", self._settle(done))
+
+    async def _settle(self, done):
+        await self.may_settle.wait()
+        return await super().settle(done)
 
     async def trim(self):
         """Counted."""
@@ -288,6 +294,22 @@ async def test_takes_no_more_calls_than_it_has_free_slots(any_redis, queue) -> N
         assert running.pool.most == 3
         await running.end()
         assert running.count("calls_total", status="ok") == 10
+
+
+async def test_one_read_brings_a_call_for_each_free_slot(any_redis, queue) -> None:
+    """As many as are free at that moment: all at first, then one at once when one is, and all that are free together."""
+    await put(queue, *["hold"] * 9)
+    async with serving(any_redis, slots=4) as running:
+        await running.pool.until(lambda: running.pool.running == 4)
+        assert running.queue.tried["take"] == 1
+        running.queue.may_bring.clear()
+        running.pool.let_go(1)
+        await running.queue.until(lambda: running.queue.tried["take"] == 2)
+        running.pool.let_go()  # while that read is on its way
+        await running.pool.until(lambda: running.pool.running == 0)
+        running.queue.may_bring.set()
+        await running.pool.until(lambda: len(running.pool.began) == 8)
+        assert (running.queue.tried["take"], running.queue.did["take"]) == (3, 8)
 
 
 async def test_a_model_goes_before_a_judge(any_redis, queue) -> None:
@@ -432,6 +454,22 @@ async def test_a_failure_nobody_foresaw_is_a_fault_too(any_redis, queue) -> None
 
 
 # ---- Redis away ----
+
+
+async def test_what_ends_while_results_are_on_their_way_goes_together(any_redis, queue) -> None:
+    """The first result is sent at once, though others run; those that end meanwhile share the next round trip."""
+    await put(queue, *["hold"] * 5)
+    async with serving(any_redis, slots=5) as running:
+        await running.pool.until(lambda: running.pool.running == 5)
+        running.queue.may_settle.clear()
+        running.pool.let_go(1)
+        await running.queue.until(lambda: running.queue.tried["settle"] == 1)
+        assert running.pool.running == 4
+        running.pool.let_go()
+        await running.pool.until(lambda: running.pool.running == 0)
+        running.queue.may_settle.set()
+        await answers(queue, 5)
+        assert running.queue.tried["settle"] == 2
 
 
 async def test_results_wait_for_redis(any_redis, queue) -> None:
