@@ -7,12 +7,14 @@ import sys
 import typer
 
 from loadtest.bench import bench_app
+from loadtest.plan import plan_app
 from sandbox.errors import SandboxError
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(plan_app, name="plan")
 
 
 def main() -> int:

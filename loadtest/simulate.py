@@ -4,16 +4,18 @@ Theory of operation. A call passes these stages; it waits at each for those befo
 
     caller ─► gateway ─► Redis ─► queue ─► worker ─► slot: fork, program, sleep ─► worker ─► Redis ─► gateway ─► caller
 
-`Thread`: an event loop. Caller, gateway, Redis and worker are such threads. All that is ready when it turns is one round,
-which costs a fixed part and a part for each call. So a call alone is dear and a call in a crowd is cheap, as measured:
-gateway 1.3 ms at a fifth of the load that a machine can do, 0.8 at two thirds, 0.1 in a crowd.
+`Thread`: an event loop. Caller, gateway, Redis and worker are such threads. All that is ready when it turns is one
+round, which costs a fixed part and a part for each call. So a call alone is dear and a call in a crowd is cheap, as
+measured: gateway 1.3 ms at a fifth of the load that two cores can do, 0.8 at two thirds, 0.1 in a crowd.
 
-`Cores`: what runs on one host uses its cores by turns, in the order in which it became ready, each time for at most one
-slice, as the kernel does it.
+`Cores`: what runs on one host uses its cores by turns, each time for at most one slice. The service's threads go before
+programs: the kernel shares cores out by session and by group (autogroup, and a cgroup for each slot), and those
+of the service hardly ever use their share. Without that, programs of 10 ms came out a fifth too quick at half load.
 
-The queue is one for all, first come first served, and workers pull: a call goes to the worker that has waited longest of
-those with a free slot, and a slot that falls free takes the oldest call. A call holds its slot while its program runs
-and while that sleeps; only then it holds no core. A program without end holds slot and core until its wall limit.
+The queue is one for all, first come first served, and workers pull: a call goes to the worker that has waited longest
+of those with a free slot, and a slot that falls free takes the oldest call. A call holds its slot while its program
+runs and while that sleeps; only then it holds no core. A program without end holds its slot until its wall limit, and
+wants a core all the time.
 
 On a `one_machine` layout all threads, the caller's too, take their time from the cores of the one host. Else each
 gateway and each Redis has a core of its own, callers cost nothing, and each worker's loop runs on its host.
@@ -39,7 +41,7 @@ CORES_A_WORKER = 4
 SLOTS_A_CORE = 4
 _MOST_IN_A_ROUND = 64
 #: How long a task keeps a core while others wait for it.
-SLICE_S = 0.004  # the period of the clock that decides, at the usual 250 Hz
+SLICE_S = 0.001  # shorter than the kernel's own, for programs are interrupted by threads, and here only between slices
 _NEVER = math.inf
 
 _Then: TypeAlias = Callable[[int], None]
@@ -154,7 +156,7 @@ class _Task:
 
 
 class _Cores:
-    """The cores of a host, which its tasks use by turns of one slice each, in the order in which they became ready."""
+    """The cores of a host, which programs use by turns of one slice each, whenever no thread wants them."""
 
     def __init__(self, clock: _Clock, count: int, slice_s: float) -> None:
         self.used_s = 0.0
@@ -162,6 +164,7 @@ class _Cores:
         self._slice_s = slice_s
         self._free = count
         self._ready: deque[_Task] = deque()
+        self._urgent: deque[_Task] = deque()
 
     @property
     def is_idle(self) -> bool:
@@ -169,13 +172,19 @@ class _Cores:
         return self._free > 0
 
     def run(self, cpu_s: float, then: Callable[..., None], what: object) -> _Task:
-        """Give a task its time, then call back."""
-        task = _Task(cpu_s, then, what)
+        """Give a program its time, then call back."""
+        return self._add(_Task(cpu_s, then, what), self._ready)
+
+    def serve(self, cpu_s: float, then: Callable[..., None], what: object) -> None:
+        """Give one of the service's threads its time before any program that waits, then call back."""
+        self._add(_Task(cpu_s, then, what), self._urgent)
+
+    def _add(self, task: _Task, waiting: deque[_Task]) -> _Task:
         if self._free:
             self._free -= 1
             self._turn(task)
         else:
-            self._ready.append(task)
+            waiting.append(task)
         return task
 
     def _turn(self, task: _Task) -> None:
@@ -191,7 +200,7 @@ class _Cores:
             self._next()
             return
         task.left_s -= self._slice_s
-        if self._ready:
+        if self._ready or self._urgent:
             self._ready.append(task)
             self._next()
         else:
@@ -202,8 +211,8 @@ class _Cores:
         task.then(task.what)
 
     def _next(self) -> None:
-        while self._ready:
-            task = self._ready.popleft()
+        while self._urgent or self._ready:
+            task = (self._urgent or self._ready).popleft()
             if not task.end:
                 self._turn(task)
                 return
@@ -217,7 +226,8 @@ class _OwnCore:
         self.used_s = 0.0
         self._clock = clock
 
-    def run(self, cpu_s: float, then: Callable[..., None], what: object) -> None:
+    def serve(self, cpu_s: float, then: Callable[..., None], what: object) -> None:
+        """As `_Cores` does."""
         self.used_s += cpu_s
         self._clock.at(self._clock.now + cpu_s, then, what)
 
@@ -252,7 +262,7 @@ class _Thread:
             ready = [waiting.popleft() for _ in range(size)]
         cpu_s = self._round_s + self._call_s * size
         self.used_s += cpu_s
-        self._cores.run(cpu_s, self._turned, ready)
+        self._cores.serve(cpu_s, self._turned, ready)
 
     def _turned(self, ready: list[tuple[_Then, int]]) -> None:
         for then, call in ready:

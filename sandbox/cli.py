@@ -148,6 +148,13 @@ def bench(context: typer.Context) -> None:
     _become("loadtest", ["bench", *context.args])
 
 
+@app.command(context_settings=_PASS_ON)
+def plan(context: typer.Context) -> None:
+    """Say how many cores so many calls need, by simulation: `sandbox plan --help` tells how."""
+    _need("plan", "loadtest", "aiohttp", "hdrh", "matplotlib")
+    _become("loadtest", ["plan", *context.args])
+
+
 def _become(program: str, args: list[str]) -> Never:
     os.execv(sys.executable, [sys.executable, "-P", "-m", program, *args])  # noqa: S606 - our own words
 
