@@ -25,6 +25,7 @@ from sandbox import ConfigError, SandboxClient, Unavailable
 
 _SETTLE_S = 15.0
 _LOOK_S = 0.5  # how often the CPU of a stack is looked at while it settles
+_QUIET_LOOKS = 3  # one after the other: what waits for a core that others use looks idle, too
 _IDLE_SHARE = 0.1  # of a core, that all of it together uses when nobody asks it; it is 0.04
 
 _OURS = {"v1", "client"}  # targets that tell who answered
@@ -150,12 +151,11 @@ async def _settle(stack: Stack | None) -> None:
     It tells nobody when it has, so its CPU is looked at. What is not done after a while counts in the first run.
     """
     give_up_at = time.monotonic() + _SETTLE_S
-    used_s = sum(_cpu_s(stack).values())
-    while stack and time.monotonic() < give_up_at:
+    used_s, quiet = sum(_cpu_s(stack).values()), 0
+    while stack and quiet < _QUIET_LOOKS and time.monotonic() < give_up_at:
         await asyncio.sleep(_LOOK_S)
         before_s, used_s = used_s, sum(_cpu_s(stack).values())
-        if used_s - before_s < _IDLE_SHARE * _LOOK_S:
-            return
+        quiet = quiet + 1 if used_s - before_s < _IDLE_SHARE * _LOOK_S else 0
 
 
 def _cpu_s(stack: Stack | None) -> dict[str, float]:
