@@ -30,7 +30,7 @@ from loadtest.terminal import make_console
 from sandbox import ConfigError, SandboxError
 from sandbox.redis_server import RedisServer
 
-_HEADINGS = {"what, and what repeats it": 43, "figure": 32, "budget": 15, "how": 9}  # and their widths
+_HEADINGS = {"what, and what repeats it": 41, "figure": 31, "budget": 14, "how": 10}  # and their widths
 
 
 def main(

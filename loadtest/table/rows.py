@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loadtest.validate import SHARES
+
 MEASURED, SIMULATED = "measured", "simulated"
 JAIL = "jail"
 
@@ -24,6 +26,8 @@ class Size:
     batch: int = 64
     workers: tuple[int, ...] = (1, 2, 4, 8)
     more_gateways: tuple[int, ...] = (2, 3)
+    shares: tuple[float, ...] = SHARES  # of what fits, at which predictions are tried
+    planned_calls: int = 45_000
 
 
 @dataclass(frozen=True, slots=True)

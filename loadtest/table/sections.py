@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from loadtest.table import costs, loads
+from loadtest.table import costs, forecast, loads
 from loadtest.table.rows import Row, Size
 
 
@@ -28,4 +28,6 @@ SECTIONS = (
     Section("CPU with more processes", loads.SCALING, loads.scaling),
     Section("requests open at once", loads.SOCKETS, loads.sockets),
     Section("batches in flight at once", loads.INFLIGHT, loads.inflight),
+    Section("predictions beside measurements", forecast.VALIDATE, forecast.validation),
+    Section("what very many calls need", forecast.PLAN, forecast.cores),
 )

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
+from loadtest.budgets import PLANNED_MEAN_S
 from loadtest.standin import NAME
 from loadtest.table.__main__ import measure_table, sum_up
+from loadtest.table.forecast import beside
 from loadtest.table.rows import JAIL, MEASURED, SIMULATED, Figure, Row, Size, to_markdown
 from loadtest.table.sections import SECTIONS
+from loadtest.validate import Compared, Times
 from sandbox import ConfigError
 from sandbox.jail import runtime
 from sandbox.settings import load_settings
@@ -29,6 +32,8 @@ SMALL = Size(
     batch=8,
     workers=(1,),
     more_gateways=(2,),
+    shares=(0.2,),
+    planned_calls=500,
 )
 BY_NAME = {section.measure.__name__: section for section in SECTIONS}
 
@@ -86,6 +91,25 @@ def test_the_walls_are_measured_or_the_row_says_why_not() -> None:
     rows = measured("walls")
     assert not any(row.wrong for row in rows)
     assert all(row.figures or row.note.startswith("not measured: ") for row in rows)
+
+
+def test_what_is_simulated_says_so() -> None:
+    """The row of what very many calls need names the machine whose costs it rests on."""
+    (row,) = measured("cores")
+    assert (row.wrong, row.how) == ("", SIMULATED)
+    assert figures_of([row])[row.what]["mean"] <= PLANNED_MEAN_S
+    assert row.note.startswith("from costs that were measured on ")
+
+
+def test_a_prediction_stands_beside_what_was_measured() -> None:
+    """Both words stand on the row, and the larger difference is held against the tolerance."""
+    load = Compared(
+        share=0.3, rate=50.0, seconds=4.0, seed=1, calls=200, predicted=Times(0.010, 0.021),
+        measured=Times(0.010, 0.030), others_cores=0.0, late_s=0.0, is_disturbed=False,
+    )  # fmt: skip
+    row = beside(load, "mixed", JAIL)
+    assert row.how == "simulated, measured"
+    assert row.missed == ["mixed at 50 calls/s, 30% of what fits: off by 30 %, not ≤ 20"]
 
 
 def test_what_was_in_flight_is_in_the_row() -> None:
