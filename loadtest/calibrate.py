@@ -4,10 +4,12 @@
     idle       what the stack uses while nobody calls, which is taken off all that follows
     full       each kind of program by itself, all calls at one instant, so that every slot is busy: the CPU of each
                program as the service tells it, and what its forkserver uses beside that
-    mixed      `MIX` in the same way: what a call in a crowd costs worker and callers, and, from the CPU of all, how
-               many calls a second the cores can do that nobody else uses
-    light      `MIX` again, a seventh of that many a second: what a call alone costs each part, how much more a program
+    mixed      `MIX` in the same way: what a call in a crowd costs worker and callers
+    light      `MIX` again, few of them a second: what a call alone costs each part, how much more a program
                costs on an idle core, and how long a call takes
+
+How many calls a second the machine can do is taken from the CPU of a call, the middle of alone and in a crowd, so that
+others on it do not make it less. On a quiet machine that is what all calls at one instant came to, 290 a second.
 
 CPU is what the kernel counted for each process, so others on the machine make it a few percent larger and no more.
 The one figure that is fitted is `fixed_s`: by how much the median call of `light` took longer than the same calls take
@@ -46,7 +48,7 @@ MIX = Workload(
     "print, numpy, sympy", [KINDS[name] for name in ("print", "numpy", "sympy")], [0.6, 0.25, 0.15]
 )
 #: A run is disturbed when others used more cores than this, or its generator was later than this on average.
-QUIET_CORES, QUIET_LATE_S = 0.15, 0.003
+QUIET_CORES, QUIET_LATE_S = 0.2, 0.003
 
 _CROWD_CALLS = 4096
 _WARM_UP = 12  # calls of each kind
@@ -55,7 +57,7 @@ _MOST_IDLE = 15  # times
 _WARM_JAIL = 0.02  # cores that jails may use while nobody calls
 _FULL_CALLS = {"print": 300, "numpy": 240, "sympy": 120, "sleep-20": 80, "sleep-100": 40, "sleep-300": 20}
 _MIXED_CALLS = 400
-_LIGHT_SHARE = 1 / 7
+_LIGHT_SHARE = 1 / 9
 _LIGHT_S = 5.0
 _REPEATS = 2
 _LOOK_S, _MOST_LOOKS = 0.2, 10
@@ -141,15 +143,15 @@ async def measure_profile(stack: Stack, target: Target, crowd: Way, say: Callabl
     each = {name: await full(name, [Planned(0.0, KINDS[name])] * n) for name, n in _FULL_CALLS.items()}
     kinds = MIX.draw(rng)
     mixed = await full("mixed", [Planned(0.0, kind) for kind in islice(kinds, _MIXED_CALLS)])
-    calls_per_s = cores() * len(mixed.sent) / sum(mixed.cpu_s.values())
+    crowd_s = sum(mixed.cpu_s.values()) / len(mixed.sent)
     say("light")
-    times = poisson(_LIGHT_SHARE * calls_per_s, _LIGHT_S, rng)
+    times = poisson(_LIGHT_SHARE * cores() / crowd_s, _LIGHT_S, rng)
     spread = [Planned(at_s, kind) for at_s, kind in zip(times, kinds, strict=False)]
     light = await Patience(_REPEATS).observe(stack, target, spread, say)
 
-    def cost(part: str, crowd_s: float) -> Cost:
+    def cost(part: str, call_s: float) -> Cost:
         alone_s = light.each_s(part, idle)
-        return Cost(max(0.0, alone_s - crowd_s), min(alone_s, crowd_s))
+        return Cost(max(0.0, alone_s - call_s), min(alone_s, call_s))
 
     endless = {
         name: KindCost((), limit_s=kind.call().limits.wall_s)
@@ -168,7 +170,7 @@ async def measure_profile(stack: Stack, target: Target, crowd: Way, say: Callabl
             worker=cost("worker", mixed.each_s("worker", idle)),
             cold=max(1.0, _program_s(light) / _program_s(mixed)),
         ),
-        calls_per_s=calls_per_s,
+        calls_per_s=2 * cores() / (crowd_s + sum(light.cpu_s.values()) / len(light.sent)),
         gateway_rss_bytes=mixed.rss_bytes["gateway"],
         host_rss_bytes=mixed.rss_bytes["worker"] + mixed.rss_bytes["jail"],
         others_cores=fmean([mixed.others_cores, light.others_cores]),

@@ -29,7 +29,7 @@ from loadtest.timing import percentile
 TOLERANCE = 0.20
 SHARES = (0.15, 0.3, 0.45, 0.6, 0.7)
 _SECONDS = 4.0
-_REPEATS = 4  # of all runs together
+_REPEATS = 6  # of all runs together
 
 
 @dataclass(frozen=True, slots=True)
