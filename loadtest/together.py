@@ -6,29 +6,24 @@ it when the queue itself counts all the others as waiting, and so none of them h
 that moment the kernel is asked for the connections and for everybody's memory. Then every call is answered, and an
 oracle holds the answers against the calls (`oracle.py`).
 
-The clients are processes (`crowd.py`) in groups of their own, so that Ctrl-C reaches us alone, but in our session:
-where the kernel shares cores out by session (autogroup), they have one share, and the service has one. They end when
-we do, for their stdin ends with us.
+The clients are processes of their own (`crowds.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter
 from rich.console import Console
 
 from loadtest.connections import established
-from loadtest.crowd import Report, Spec
+from loadtest.crowd import Spec
+from loadtest.crowds import Crowd, all_reports, started
 from loadtest.oracle import judge, most_at_once
 from loadtest.processes import Use, rss_bytes, used_by
 from loadtest.sizing import Plan
@@ -45,8 +40,6 @@ CODE = "print('held')"  # a program that would bring what the stand-in answers
 _DEADLINE_S = 3600.0  # the highest that a service allows by default; see the help of the stand-in's `up`
 _LOOK_S = 0.05  # how often the queue is asked how many wait
 _STALL_S = 20.0  # without one call more that waits
-_ANSWERS_S = 120.0  # from the gate to the last answer
-_LONGEST_LINE = 256 * MIB  # of a client's report
 _BACKLOG = TypeAdapter(Backlog)
 
 
@@ -112,18 +105,21 @@ async def _measure(
 ) -> Together:
     calls = plan.connections * size
     idle = used_by(stack.pid)
-    async with SandboxClient(stack.url) as client, _crowds(stack, plan, size) as crowds:
+    specs = [
+        _spec(stack, plan, size, number, requests) for number, requests in enumerate(plan.crowds, start=1)
+    ]
+    async with SandboxClient(stack.url) as client, started(specs) as crowds:
         waiting = await _until_all_wait(client, crowds, calls)
         queued_at = time.monotonic()
         at_gate = used_by(stack.pid)
-        sources = {crowd.spec.source for crowd in crowds}
+        sources = {spec.source for spec in specs}
         connections = established(urlsplit(stack.url).port or 0, sources)
         client_rss_bytes = sum(rss_bytes(crowd.process.pid) for crowd in crowds)
         say(f"all {calls} wait in the queue, and none has been taken: now they are")
         gate_at = time.monotonic()
         gate = asyncio.create_task(client.run_many([ToolCall(code=CODE, deadline_s=_DEADLINE_S)]))
         try:
-            reports = await _all_reports(crowds)
+            reports = await all_reports(crowds)
             used = used_by(stack.pid)
         finally:
             gate.cancel()
@@ -166,55 +162,6 @@ async def _measure(
     )
 
 
-class _Crowd:
-    """One client process."""
-
-    def __init__(self, spec: Spec, process: asyncio.subprocess.Process) -> None:
-        self.spec = spec
-        self.process = process
-        self.trouble: str | None = None
-        self.reading = asyncio.create_task(self._read())
-
-    async def _read(self) -> Report:
-        assert self.process.stdout is not None
-        async for line in self.process.stdout:
-            said = json.loads(line)
-            if "report" in said:
-                fields = said["report"]
-                return Report(**fields | {"errors": Counter(fields["errors"])})
-            self.trouble = said["trouble"]
-        raise Unavailable(f"a client process ended without a report (exit code {await self.process.wait()})")
-
-    def finish(self) -> None:
-        """Let it stop and report what it has."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-
-@asynccontextmanager
-async def _crowds(stack: Stack, plan: Plan, size: int) -> AsyncIterator[list[_Crowd]]:
-    """All client processes, from their start to their end."""
-    crowds: list[_Crowd] = []
-    try:
-        for number, requests in enumerate(plan.crowds, start=1):
-            spec = _spec(stack, plan, size, number, requests)
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "loadtest.crowd", json.dumps(asdict(spec))),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                limit=_LONGEST_LINE,
-                process_group=0,
-            )
-            crowds.append(_Crowd(spec, process))
-        yield crowds
-    finally:
-        for crowd in crowds:
-            crowd.reading.cancel()
-            if crowd.process.returncode is None:
-                crowd.process.kill()
-            await crowd.process.wait()
-
-
 def _spec(stack: Stack, plan: Plan, size: int, number: int, requests: int) -> Spec:
     url = urlsplit(stack.url)
     return Spec(
@@ -233,7 +180,7 @@ def _spec(stack: Stack, plan: Plan, size: int, number: int, requests: int) -> Sp
     )
 
 
-async def _until_all_wait(client: SandboxClient, crowds: list[_Crowd], calls: int) -> int:
+async def _until_all_wait(client: SandboxClient, crowds: list[Crowd], calls: int) -> int:
     """Return when the queue counts all calls as waiting, and its count. Raises Unavailable when that will not be."""
     most, grown_at = 0, time.monotonic()
     while (waiting := await _waiting(client)) < calls:
@@ -261,15 +208,6 @@ async def _waiting(client: SandboxClient) -> int:
     if backlog.running:
         raise Unavailable(f"{backlog.running} calls were taken before all waited")
     return backlog.waiting
-
-
-async def _all_reports(crowds: list[_Crowd]) -> list[tuple[_Crowd, Report]]:
-    """What the clients have, at the latest when patience ends."""
-    readings = [crowd.reading for crowd in crowds]
-    await asyncio.wait(readings, timeout=_ANSWERS_S)
-    for crowd in crowds:
-        crowd.finish()
-    return list(zip(crowds, await asyncio.gather(*readings), strict=True))
 
 
 def show(console: Console, title: str, it: Together) -> None:
