@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from sandbox import SandboxClient, ToolCall, ToolResult, Unavailable
+from sandbox import Forbidden, SandboxClient, ToolCall, ToolResult, Unavailable
 
 from .fake_gateway import FakeGateway, Request, result
 
@@ -117,6 +117,36 @@ async def test_slow_calls_in_every_batch_of_a_full_client_hold_no_fast_ones() ->
             await all_fast(client, 1)
         await released(service, slow)
     assert gateway.most_connections <= 16
+
+
+async def test_large_requests_are_left_alone() -> None:
+    """Few slow calls move again and again, and the many of one batch stay where they are."""
+    service = Service()
+    async with FakeGateway(service.answer) as gateway, SandboxClient(gateway.url) as client:
+        large = [asyncio.create_task(client.run(ToolCall(id=f"large-{n}", code="slow"))) for n in range(120)]
+        await service.until(lambda: len(service.seen) == 120)
+        slow = await service.occupy(client, 48)
+        await all_fast(client, 50)
+        await released(service, slow)
+        await asyncio.gather(*large)
+    assert {service.seen[f"large-{n}"] for n in range(120)} == {1}
+    assert max(service.seen[f"slow-{n}"] for n in range(48)) > 1
+
+
+async def test_a_gateway_that_takes_small_batches_gets_small_ones() -> None:
+    """What is refused with 413 takes along half as many calls the next time."""
+    service = Service()
+
+    async def at_most_four(request: Request) -> None:
+        if len(request.calls) > 4:
+            await request.refuse(413, "CallTooLarge")
+        else:
+            await service.answer(request)
+
+    async with FakeGateway(at_most_four) as gateway, SandboxClient(gateway.url) as client:
+        slow = await service.occupy(client, BATCHES)
+        await all_fast(client, 4)
+        await released(service, slow)
 
 
 async def test_there_are_never_more_than_16_connections() -> None:
@@ -227,22 +257,20 @@ async def test_old_requests_stay_until_their_calls_are_known() -> None:
 
 
 async def test_a_connection_that_breaks_while_its_calls_move_loses_none() -> None:
-    """The new request has them; where that is refused after all, they are sent again."""
+    """The new request has them; where that is refused after all, they are sent again, whatever it was refused for."""
     service = Service()
-    broken = asyncio.Event()
 
     async def break_the_old(request: Request) -> None:
         for old in list(service.open):
             old.drop()
         await service.until(lambda: not service.open)
-        broken.set()
-        await request.refuse(413, "CallTooLarge")
+        await request.refuse(403, "Forbidden")
 
     service.instead[0] = break_the_old
     async with FakeGateway(service.answer) as gateway, SandboxClient(gateway.url) as client:
         slow = await service.occupy(client, BATCHES)
-        await all_fast(client, 1)
-        assert broken.is_set()
+        with pytest.raises(Forbidden):
+            await client.run("fast")
         await released(service, slow)
 
 
@@ -297,6 +325,8 @@ async def test_a_caller_that_leaves_while_its_call_moves_ends_it() -> None:
         await moving.wait()
         slow[3].cancel()
         await asyncio.wait({slow[3]})
+        await client.status()  # comes after what was asked before
+        assert gateway.cancels == []
         go_on.set()
         await asyncio.gather(*slow[:3], *slow[4:], fast)
     assert order == ["known", "/v1/jobs/slow-3"]
