@@ -34,7 +34,7 @@ from sandbox.errors import ConfigError
 BUSY = 0.6
 #: Shares of calls without end for which the plan is shown.
 RUNAWAY_SHARES = (0.0, 0.001, 0.01)
-#: Shares of the hosts that are there before the burst.
+#: Shares of the hosts that are there before the first call.
 FLOORS = (1.0, 0.5, 0.25, 0.0)
 _MOST_HOSTS = 4096
 _SLICE_S = 0.004  # coarse, and so quick; a host of a plan has many cores, among which it hardly matters
@@ -93,9 +93,9 @@ class Runaways:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What autoscaling makes of it, with this share of the hosts there before the burst."""
+    """What autoscaling makes of it, with so many of the hosts there before the first call."""
 
-    share: float
+    hosts: int
     outcome: Outcome
 
 
@@ -134,7 +134,7 @@ def make_plan(load: Load, profile: Profile, host_cores: int, limit_s: float) -> 
         runaway_limit_s=limit_s,
         runaways=tuple(_runaways(load, profile, layout, share, limit_s) for share in RUNAWAY_SHARES),
         scaler=Scaler(layout.hosts),
-        floors=tuple(_floor(load, profile, layout, share) for share in FLOORS),
+        floors=tuple(_floor(load, profile, layout, hosts) for hosts in _floors(layout.hosts)),
     )
 
 
@@ -234,9 +234,13 @@ def _runaways(load: Load, profile: Profile, layout: Layout, share: float, limit_
         return Runaways(share, same, None)
 
 
-def _floor(load: Load, profile: Profile, layout: Layout, share: float) -> Floor:
-    scaled = replace(layout, scaler=Scaler(round(share * layout.hosts)))
-    return Floor(share, _outcome(load, scaled, simulate(load.calls, profile.costs, scaled)))
+def _floors(hosts: int) -> list[int]:
+    return sorted({math.ceil(share * hosts) for share in FLOORS}, reverse=True)
+
+
+def _floor(load: Load, profile: Profile, layout: Layout, hosts: int) -> Floor:
+    scaled = replace(layout, scaler=Scaler(hosts))
+    return Floor(hosts, _outcome(load, scaled, simulate(load.calls, profile.costs, scaled)))
 
 
 def _outcome(load: Load, layout: Layout, simulated: Simulated) -> Outcome:

@@ -18,6 +18,7 @@ from rich.table import Table
 from loadtest.calibrate import measure_crowd, measure_profile
 from loadtest.capacity import BUSY, Outcome, Plan, make_load, make_plan, read_load
 from loadtest.profile import SHIPPED, Profile, load_profile, save_profile
+from loadtest.simulate import CORES_A_WORKER
 from loadtest.stack import own_stack
 from loadtest.targets import open_target
 from loadtest.terminal import make_console, make_table
@@ -58,7 +59,7 @@ def plan(  # noqa: PLR0913, PLR0917 - the options of a command line
             help="Calls instead of these: JSON lines with at_s, and kind or cpu_s, as bench --calls writes."
         ),
     ] = None,
-    host_cores: Annotated[int, typer.Option(min=1, help="Cores of a host.")] = 16,
+    host_cores: Annotated[int, typer.Option(min=1, help="Cores of a host.")] = CORES_A_WORKER,
     limit: Annotated[float, typer.Option(min=0.1, help="Seconds after which a runaway is ended.")] = _WALL_S,
     profile: Annotated[Path, typer.Option(help="What calls cost, as `measure` wrote it.")] = SHIPPED,
     as_json: AsJson = False,
@@ -190,7 +191,7 @@ def _floor_table(made: Plan) -> Table:
     for row in made.floors:
         outcome = row.outcome
         table.add_row(
-            f"{row.share:.0%}",
+            f"{row.hosts} of {made.needed.hosts}",
             *(
                 f"{figure:.2f}"
                 for figure in (outcome.mean_s, outcome.p95_s, outcome.p99_s, outcome.last_answer_s)
