@@ -67,7 +67,7 @@ class Row:
 
 
 def main(
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long each row sends calls.")] = 1.5,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long each row sends calls.")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array and nothing else.")] = False,
 ) -> None:
     """Measure the CPU of a call with more and more processes."""
