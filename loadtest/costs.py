@@ -24,7 +24,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,8 +126,13 @@ def main(
         raise typer.Exit(1) from exc
 
 
-async def measure_forkservers(settings: JailSettings, calls: int) -> list[Row]:
-    """The rows of the first table. Raises ConfigError on a host that cannot tell, JailError if a call goes wrong."""
+async def measure_forkservers(
+    settings: JailSettings, calls: int, names: Collection[str] = _CODES.keys()
+) -> list[Row]:
+    """The rows of the first table, for these forkservers.
+
+    Raises ConfigError on a host that cannot tell, JailError if a call goes wrong.
+    """
     if settings.level == "process":
         raise ConfigError(
             "costs are measured beside nsjail, which the level process does without; give --level namespaces or strict"
@@ -137,7 +142,7 @@ async def measure_forkservers(settings: JailSettings, calls: int) -> list[Row]:
         raise ConfigError(f"this host gives no cgroup, whose counters are needed: {host.place.reason}")
     rows = []
     with closing(Slots(host)) as slots:
-        for preload in PRELOADS:
+        for preload in (each for each in PRELOADS if each.name in names):
             rows += await _forkserver(host, slots, preload, calls)
     return rows
 

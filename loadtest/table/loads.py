@@ -129,7 +129,7 @@ def scaling(size: Size) -> Iterator[Row]:
         loose, *pinned = of_one
         figures = (
             Figure("", loose.total_ms, "ms of CPU/call"),
-            Figure("", loose.of_first, "of the first"),
+            Figure("", loose.of_first, "times the first"),
             *(Figure("pinned", row.total_ms, "ms of CPU/call") for row in pinned),
             Figure("", loose.calls_per_s, "calls/s"),
         )

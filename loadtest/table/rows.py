@@ -90,7 +90,7 @@ def to_markdown(machine: str, rows: Sequence[Row]) -> str:
     lines = [
         f"On {machine}.",
         "",
-        "| what | figures | budget | | answered by | repeat with |",
+        "| what | figures | budget | how | answered by | repeat with |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:

@@ -148,7 +148,7 @@ def test_the_table_for_a_page_names_the_machine_and_marks_each_row() -> None:
     assert to_markdown("2 cores of a machine", [MISSED, WRONG, PLAN]).splitlines() == [
         "On 2 cores of a machine.",
         "",
-        "| what | figures | budget | | answered by | repeat with |",
+        "| what | figures | budget | how | answered by | repeat with |",
         "|---|---|---|---|---|---|",
         "| a | p50 9 ms, 600 calls/s | ≤ 8 ms, **missed**; ≥ 500 calls/s | measured |  | `sandbox bench` |",
         "| b \\| c |  (**3 wrong (ok)**) |  | measured | jail | `sandbox bench` |",
