@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +30,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from gateway.deadlines import Deadlines
 from gateway.metrics import Metrics
 from sandbox.calls import CallStatus, ToolCall, ToolResult
 from sandbox.errors import Cancelled, InvalidCall, SandboxError, Unavailable
@@ -66,9 +69,9 @@ class Waiting:
     record: str
     call_id: str
     future: asyncio.Future[Answer]
-    since: float
+    since_s: float  # by `time.monotonic`, as `due_s` is
     queued: QueuedCall | None = None  # None: somebody else has put it
-    timer: asyncio.TimerHandle | None = None
+    due_s: float = math.inf  # after it no reply is waited for
     callers: int = 1
     is_put: bool = False
     is_overdue: bool = False
@@ -89,6 +92,10 @@ class ReplyRouter:
     #: Told of a call that has its answer, or needs none any more.
     over: Callable[[QueuedCall], None]
     _waiting: dict[str, Waiting] = field(default_factory=dict)
+    _deadlines: Deadlines[Waiting] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._deadlines = Deadlines(self._is_due)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -118,24 +125,24 @@ class ReplyRouter:
         if not call.is_again(waiting.queued.call):
             raise different(call.id)
         waiting.callers += 1
-        loop = asyncio.get_running_loop()
-        if waiting.timer is None or loop.time() + call.deadline_s + LATE_S >= waiting.timer.when():
+        now_s = time.monotonic()
+        if now_s + call.deadline_s + LATE_S >= waiting.due_s:
             return waiting
-        hasty = Waiting(record, call.id, loop.create_future(), loop.time(), joined=waiting)
-        hasty.timer = loop.call_later(call.deadline_s + LATE_S, self._leave_behind, hasty)
+        future = asyncio.get_running_loop().create_future()
+        hasty = Waiting(record, call.id, future, now_s, joined=waiting)
+        self._is_due_at(hasty, now_s + call.deadline_s + LATE_S)
         waiting.future.add_done_callback(lambda future: self._pass_on(future, hasty))
         return hasty
 
     def expect(self, queued: QueuedCall) -> Waiting:
         """Wait for a call that is about to be put."""
-        loop = asyncio.get_running_loop()
         waiting = self._waiting.get(queued.record)
         if waiting is None:
             waiting = self._add(queued.record, queued.call.id)
         else:
             waiting.callers += 1  # of a job, whose call is put here now
         waiting.queued = queued
-        waiting.timer = loop.call_later(queued.call.deadline_s + LATE_S, self._is_late, waiting)
+        self._is_due_at(waiting, time.monotonic() + queued.call.deadline_s + LATE_S)
         return waiting
 
     def watch(self, record: str, call_id: str) -> Waiting:
@@ -148,8 +155,8 @@ class ReplyRouter:
 
     def leave(self, waiting: Waiting) -> bool:
         """One caller less; whether nobody waits any more for an answer that has not come."""
-        if waiting.joined is not None and waiting.timer is not None:
-            waiting.timer.cancel()
+        if waiting.joined is not None:
+            self._deadlines.remove(waiting, waiting.due_s)
         shared = waiting.joined or waiting
         shared.callers -= 1
         if shared.callers or shared.future.done():
@@ -201,7 +208,7 @@ class ReplyRouter:
         waiting.future.set_result(answer)
         if isinstance(answer, Reply):
             self.metrics.by_status[answer.status].inc()
-            self.metrics.call_seconds.observe(asyncio.get_running_loop().time() - waiting.since)
+            self.metrics.call_seconds.observe(time.monotonic() - waiting.since_s)
 
     def fault(self, waiting: Waiting, status: CallStatus, reason: str) -> None:
         """Answer for the service."""
@@ -241,16 +248,15 @@ class ReplyRouter:
             self.answer(record, answer)
 
     def _add(self, record: str, call_id: str) -> Waiting:
-        loop = asyncio.get_running_loop()
-        waiting = self._waiting[record] = Waiting(record, call_id, loop.create_future(), loop.time())
+        future = asyncio.get_running_loop().create_future()
+        waiting = self._waiting[record] = Waiting(record, call_id, future, time.monotonic())
         return waiting
 
     def _forget(self, waiting: Waiting) -> None:
         del self._waiting[waiting.record]
         self._tell(waiting)
-        if waiting.timer is not None:
-            waiting.timer.cancel()
         if waiting.queued is not None:
+            self._deadlines.remove(waiting, waiting.due_s)
             self.over(waiting.queued)
 
     @staticmethod
@@ -270,11 +276,19 @@ class ReplyRouter:
             reason = "its deadline passed, and the call that it had joined goes on for others"
             hasty.future.set_result(fault_of(hasty.call_id, CallStatus.QUEUE_TIMEOUT, reason))
 
-    def _is_late(self, waiting: Waiting) -> None:
-        waiting.is_overdue = True
-        loop = asyncio.get_running_loop()
-        waiting.timer = loop.call_later(ASKING_S, self._give_up, waiting)
-        self.overdue(waiting)
+    def _is_due_at(self, waiting: Waiting, due_s: float) -> None:
+        waiting.due_s = due_s
+        self._deadlines.add(waiting, due_s)
+
+    def _is_due(self, waiting: Waiting) -> None:
+        if waiting.joined is not None:
+            self._leave_behind(waiting)
+        elif waiting.is_overdue:
+            self._give_up(waiting)
+        else:
+            waiting.is_overdue = True
+            self._is_due_at(waiting, time.monotonic() + ASKING_S)
+            self.overdue(waiting)
 
     def _give_up(self, waiting: Waiting) -> None:
         log.error("a call is lost to us", extra={"call": waiting.call_id})

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.deadlines import TICK_S, Deadlines
 from sandbox.calls import CallStatus, ToolResult
 from sandbox.settings import RedisSettings
 from tests.conftest import RunningRedis
@@ -159,3 +160,52 @@ async def test_a_header_lowers_no_ceiling(serve: Serve) -> None:
     )
     assert answer.status_code == 422
     assert answer.json()["error"]["message"].startswith("deadline_s: ")
+
+
+async def test_deadlines_ring_once_and_never_early() -> None:
+    """Those of different ticks ring in their order, and none before its time."""
+    rung: asyncio.Queue[tuple[str, float]] = asyncio.Queue()
+    deadlines = Deadlines[str](lambda name: rung.put_nowait((name, monotonic())))
+    begun = monotonic()
+    deadlines.add("second", begun + 3 * TICK_S)
+    deadlines.add("first", begun + TICK_S)
+    for name, after_s in (("first", TICK_S), ("second", 3 * TICK_S)):
+        rung_name, at = await rung.get()
+        assert (rung_name, at >= begun + after_s) == (name, True)
+    assert rung.empty()
+
+
+async def test_what_is_taken_away_does_not_ring() -> None:
+    """Neither what was taken away before, nor what one that rings in the same tick takes away."""
+    due_s = monotonic() + TICK_S
+    rung: list[str] = []
+    ended = asyncio.Event()
+
+    def ring(name: str) -> None:
+        rung.append(name)
+        for other in {"a", "b", "c"} - {name}:
+            deadlines.remove(other, due_s)
+
+    deadlines = Deadlines[str](ring)
+    for name in ("a", "b", "c"):
+        deadlines.add(name, due_s)
+    deadlines.remove("a", due_s)
+    after = Deadlines[str](lambda _: ended.set())
+    after.add("end", due_s + TICK_S)
+    await ended.wait()
+    assert len(rung) == 1
+    assert rung[0] in {"b", "c"}
+
+
+async def test_what_rings_may_be_added_again() -> None:
+    """A call that is asked after at its deadline has a second one."""
+    rung: asyncio.Queue[str] = asyncio.Queue()
+
+    def ring(name: str) -> None:
+        rung.put_nowait(name)
+        if name == "once":
+            deadlines.add("again", monotonic())
+
+    deadlines = Deadlines[str](ring)
+    deadlines.add("once", monotonic())
+    assert [await rung.get(), await rung.get()] == ["once", "again"]
