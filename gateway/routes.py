@@ -35,21 +35,18 @@ import asyncio
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
 from gateway.gateway import Gateway
+from gateway.lines import NDJSON, send_lines, to_item
 from gateway.reader import CallerGone, CallReader, read_body
-from gateway.replies import Reply, Waiting
+from gateway.replies import Waiting
 from gateway.tenants import Tenant, tenant_of
 from sandbox.calls import MAX_WAIT_S, ToolCall, ToolResult, is_call_id
 from sandbox.errors import InvalidCall, NotFound, SandboxError
-
-NDJSON = b"application/x-ndjson"
-_STREAM_HEADERS = [(b"content-type", NDJSON), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
 class _Route:
@@ -98,7 +95,7 @@ class BatchRoute(_Route):
                     if _wants_lines(scope):
                         moved = answers[max(0, len(answers) - _handed_over(scope)) :]
                         known = self._gateway.replies.known(one for one in moved if isinstance(one, Waiting))
-                        await _send_lines(send, answers, gone, known if moved else None)
+                        await send_lines(send, answers, gone, known if moved else None)
                     else:
                         await _send_results(send, answers, gone)
             finally:
@@ -249,58 +246,5 @@ async def _send_results(
             await _first(all_done, gone)
         finally:
             all_done.cancel()
-    items = b",".join(_item(answer) for answer in answers)
+    items = b",".join(to_item(answer) for answer in answers)
     await send_json(send, 200, b'{"results":[%b]}' % items)
-
-
-async def _send_lines(
-    send: Send,
-    answers: Sequence[Waiting | SandboxError],
-    gone: asyncio.Task[None],
-    known: asyncio.Future[None] | None,
-) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-    done: asyncio.Queue[int] = asyncio.Queue()
-    gone.add_done_callback(partial(_note, done, _GONE))
-    if known is not None:
-        known.add_done_callback(partial(_note, done, _KNOWN))
-    for index, answer in enumerate(answers):
-        if isinstance(answer, Waiting):
-            answer.future.add_done_callback(partial(_note, done, index))
-        else:
-            done.put_nowait(index)
-    left = len(answers)
-    while left:
-        ready = [await done.get()]
-        while not done.empty():
-            ready.append(done.get_nowait())
-        if _GONE in ready:
-            raise CallerGone
-        lines = b"".join(_line(index, _item(answers[index])) for index in ready if index != _KNOWN)
-        left -= len(ready)
-        if _KNOWN in ready:
-            left += 1
-            lines = b'{"known":true}\n' + lines
-        await send({"type": "http.response.body", "body": lines, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
-
-
-#: In the place of an index: there is nobody to send lines to; all that was handed over is known.
-_GONE, _KNOWN = -1, -2
-
-
-def _note(done: asyncio.Queue[int], index: int, _: object) -> None:
-    done.put_nowait(index)
-
-
-def _item(answer: Waiting | SandboxError) -> bytes:
-    """The JSON object of one item whose answer is there."""
-    known = answer.future.result() if isinstance(answer, Waiting) else answer
-    if isinstance(known, Reply):
-        return known.raw
-    return json.dumps(known.to_wire(), separators=(",", ":")).encode()
-
-
-def _line(index: int, item: bytes) -> bytes:
-    """An item as a line, with its index as the first field; every item starts with a brace and a field."""
-    return b'{"index":%d,%b\n' % (index, item[1:])

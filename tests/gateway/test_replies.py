@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.lines import to_item, to_line
 from gateway.metrics import Metrics
 from gateway.replies import BACK_OFF_S, LATE_S, Reply, ReplyRouter, Waiting, read_reply
-from gateway.routes import _item, _line
 from sandbox.calls import CallStatus, ToolCall, ToolResult
 from sandbox.errors import Cancelled, InvalidCall, Unavailable
 from sandbox.keys import Keys
@@ -128,9 +128,9 @@ def test_lines_carry_items_through_any_chunking(
 ) -> None:
     """Every item is exactly one line, and index and item are read back whole however the bytes are cut."""
     raws = [
-        _item(item) if isinstance(item, InvalidCall) else item.model_dump_json().encode() for item in items
+        to_item(item) if isinstance(item, InvalidCall) else item.model_dump_json().encode() for item in items
     ]
-    stream = b"".join(_line(index, raw) for index, raw in enumerate(raws))
+    stream = b"".join(to_line(index, raw) for index, raw in enumerate(raws))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
     chunks = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     lines = b"".join(chunks).split(b"\n")
