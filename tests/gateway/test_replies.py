@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.lines import to_item, to_line
 from gateway.metrics import Metrics
-from gateway.replies import BACK_OFF_S, LATE_S, Reply, ReplyRouter, Waiting, read_reply
+from gateway.replies import BACK_OFF_S, GATHER_S, LATE_S, Reply, ReplyRouter, Waiting, read_reply
 from sandbox.calls import CallStatus, ToolCall, ToolResult
 from sandbox.errors import Cancelled, InvalidCall, Unavailable
 from sandbox.keys import Keys
@@ -36,10 +38,14 @@ class Inbox:
     def __init__(self) -> None:
         self.incoming: asyncio.Queue[list[tuple[str, bytes]] | Unavailable] = asyncio.Queue()
         self.reads = 0
+        self.between_s: list[float] = []
+        self._brought_s = math.inf
 
     async def replies(self, gateway: str, block_s: float = 1.0) -> list[tuple[str, bytes]]:
         self.reads += 1
+        self.between_s.append(time.monotonic() - self._brought_s)
         incoming = await self.incoming.get()
+        self._brought_s = time.monotonic()
         if isinstance(incoming, Unavailable):
             raise incoming
         return incoming
@@ -159,6 +165,19 @@ async def test_each_reply_finds_its_future() -> None:
     await run
     assert len(bench.router) == 0
     assert bench.value("sandbox_gateway_call_seconds_count") == 3
+
+
+async def test_replies_that_follow_each_other_are_read_together() -> None:
+    """After a read that brought something the next one leaves them time to gather."""
+    bench = Bench()
+    stop = asyncio.Event()
+    run = asyncio.create_task(bench.router.run(stop))
+    bench.inbox.incoming.put_nowait([(record("a"), reply("a"))])
+    await until(lambda: bench.inbox.reads == 2)
+    assert bench.inbox.between_s[1] > 0.9 * GATHER_S
+    stop.set()
+    bench.inbox.incoming.put_nowait([])
+    await run
 
 
 async def test_a_reply_that_overtakes_its_put_is_kept_until_then() -> None:
