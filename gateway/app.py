@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import math
@@ -20,7 +19,6 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.connection import UNREAD_S
 from gateway.dead import make_dead_letters
 from gateway.gateway import Gateway
 from gateway.openapi import add_hot_routes, add_keys
@@ -137,11 +135,7 @@ class Answers:
                 code, started = message["status"], True
                 if self._gateway.draining:  # so that the next request of this caller goes elsewhere
                     message["headers"] = [*message["headers"], (b"connection", b"close")]
-            try:
-                async with asyncio.timeout(UNREAD_S):
-                    await send(message)
-            except TimeoutError as exc:
-                raise CallerGone from exc
+            await send(message)
 
         try:
             await self._app(scope, receive, watched)

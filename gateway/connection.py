@@ -8,14 +8,16 @@ nothing ever comes. What is refused here gets a 400 in plain text, and the conne
 head nor belong to a body are a head, what stands between the chunks of a body and behind them, or padding; all of
 these have the same bound.
 
-An answer is a route's affair until its last part has been handed over. It may lie here then as a whole, 12 MiB of it,
-and closing a connection waits for its reader without end.
+A route that answers waits here until its caller has taken most of what is here already, though not without end. Once
+it has handed over the last part, the answer may lie here as a whole, 12 MiB of it, and closing a connection waits for
+its reader without end.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 #: Beyond the read in which a head begins (256 KiB at most). Common servers and proxies take less.
@@ -24,6 +26,19 @@ MOST_HEAD_BYTES = 64 * 1024
 HEAD_WITHIN_S = 30.0
 #: A caller that takes nothing of its answer for so long is gone; it would hold its permits, or our memory, for ever.
 UNREAD_S = 60.0
+
+
+class Flow(FlowControl):
+    """uvicorn's, which holds routes back while their caller is slower than they are."""
+
+    async def drain(self) -> None:
+        """Wait until the caller has taken most of what is here. One that takes too long is cut off."""
+        try:
+            async with asyncio.timeout(UNREAD_S):
+                await super().drain()
+        except TimeoutError:
+            self._transport.abort()
+            await super().drain()  # until the connection is lost, of which the route hears as of any other
 
 
 class Connection(HttpToolsProtocol):
@@ -38,6 +53,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Wait for a first request as long as for a further one."""
         super().connection_made(transport)
+        self.flow = Flow(transport)
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )

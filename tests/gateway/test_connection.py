@@ -127,6 +127,43 @@ async def test_an_answer_that_nobody_takes_is_given_up(
         await until(lambda: not _has_connection_to(caller.getsockname()))
 
 
+async def test_a_route_is_held_back_only_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller may be slower than a route, and is cut off when it is for too long; then the route goes on."""
+    monkeypatch.setattr(connection, "UNREAD_S", 0.01)
+    cut = asyncio.Event()
+
+    class Transport(asyncio.Transport):
+        def abort(self) -> None:
+            cut.set()
+
+    flow = connection.Flow(Transport())
+    flow.pause_writing()
+    draining = asyncio.create_task(flow.drain())
+    await cut.wait()
+    assert not draining.done()
+    flow.resume_writing()  # as a connection that is lost does
+    await draining
+
+
+async def test_a_caller_that_takes_no_lines_leaves_its_calls(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its permits are given back, though one of its calls still runs."""
+    monkeypatch.setattr(connection, "UNREAD_S", 0.01)
+    service = await serve()
+    calls = {"calls": [{"code": "echo " + "1" * 4_000_000}] * 2 + [{"code": "hold"}]}
+    body = json.dumps(calls).encode()
+    head = b"POST /v1/batch HTTP/1.1\r\nhost: x\r\naccept: application/x-ndjson\r\ncontent-length: %d\r\n\r\n"
+    async with listening(service) as address:
+        with socket.socket() as caller:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            caller.connect(address)
+            caller.setblocking(False)
+            await asyncio.get_running_loop().sock_sendall(caller, head % len(body) + body)
+            await service.worker.has_seen(3)
+            await until(lambda: service.gateway.admission.held == 0)
+
+
 def _has_connection_to(peer: tuple[str, int]) -> bool:
     """Whether this process holds the other end of a connection."""
     for link in Path("/proc/self/fd").iterdir():
