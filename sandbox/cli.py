@@ -89,7 +89,9 @@ def main() -> None:
 def up(
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="0 takes a free one. [default: 8000]")] = None,
-    gateways: Annotated[int, typer.Option(min=1, help="Gateway processes.")] = 1,
+    gateways: Annotated[
+        int | None, typer.Option(min=1, help="Gateway processes. [default: one for each sixteen cores]")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Worker processes. [default: one for each four cores]")
     ] = None,
@@ -116,6 +118,7 @@ def up(
         f"{PREFIX}{k}": str(v) for k, v in options.items() if v is not None
     }
     settings = load_settings(environ)
+    gateways = gateways or stack.gateways_for(stack.cores())
     workers = workers or max(1, stack.cores() // 4)  # one busy event loop feeds the slots of four cores
     asyncio.run(stack.up(settings, environ, gateways=gateways, workers=workers))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import sys
@@ -31,6 +32,11 @@ from sandbox.supervise import Program, Stage, Supervisor
 
 BACKLOG = 4096  # connections that wait while a gateway starts; the kernel caps it at net.core.somaxconn
 READY_S = 60.0  # from start to the first call served; a cold worker imports sympy and scipy
+
+#: A single call takes some 0.1 ms of a gateway's CPU, and one in a batch a quarter of that (`python -m loadtest.edge`);
+#: jail and worker take 2.6 ms for the cheapest program, `print(1)` (`python -m loadtest.costs`). So a gateway, which is
+#: one event loop, could feed 26 cores; with sixteen it is busy for six tenths of the time, and still answers at once.
+CORES_PER_GATEWAY = 16
 
 #: -P: the folder that we are started in, and a `worker` in it, are none of the service's business.
 PYTHON = (sys.executable, "-P")
@@ -136,6 +142,11 @@ def _variables(settings: Settings, workers: int) -> dict[str, str]:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def gateways_for(cores: int) -> int:
+    """How many gateways serve so many cores of jails."""
+    return math.ceil(cores / CORES_PER_GATEWAY)
 
 
 def _gateway(number: int, variables: Mapping[str, str], listener: socket.socket, grace_s: float) -> Program:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from sandbox.errors import ConfigError
-from sandbox.stack import bind
+from sandbox.stack import bind, gateways_for
 from tests.conftest import RunningRedis
 
 #: Answers each connection with the variables that it was started with, and says its own number.
@@ -188,6 +188,12 @@ async def test_connections_wait_while_a_gateway_starts_again(up: Up) -> None:
     os.kill(first, signal.SIGKILL)
     second = (await ask(url))["pid"]
     assert second != first
+
+
+@pytest.mark.parametrize(("cores", "gateways"), [(1, 1), (16, 1), (17, 2), (64, 4)])
+def test_there_are_as_many_gateways_as_the_cores_need(cores: int, gateways: int) -> None:
+    """There is always one, and none has to feed more than sixteen cores of jails."""
+    assert gateways_for(cores) == gateways
 
 
 async def test_several_gateways_share_the_port(up: Up) -> None:
