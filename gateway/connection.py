@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 #: Beyond the read in which a head begins (256 KiB at most). Common servers and proxies take less.
@@ -41,6 +41,51 @@ class Flow(FlowControl):
             await super().drain()  # until the connection is lost, of which the route hears as of any other
 
 
+class Joined(asyncio.Transport):
+    """A transport by which what is written in one turn of the loop leaves together.
+
+    uvicorn writes the head and the body of an answer apart, and uvloop makes a system call of each.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]  # bytes are all that uvicorn writes
+        """Let it leave at the end of this turn; or at once where much has gathered: only then a slow caller shows."""
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size >= HIGH_WATER_LIMIT:
+            self._flush()
+
+    def close(self) -> None:
+        """Close once all that was written has left."""
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or about to be."""
+        return self._transport.is_closing()
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that the caller has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
+    def _flush(self) -> None:
+        parts, self._parts, self._size = self._parts, [], 0
+        if parts and not self._transport.is_closing():
+            self._transport.writelines(parts)
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's, which does the reading."""
 
@@ -54,6 +99,7 @@ class Connection(HttpToolsProtocol):
         """Wait for a first request as long as for a further one."""
         super().connection_made(transport)
         self.flow = Flow(transport)
+        self.transport = Joined(transport, self.loop)
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )

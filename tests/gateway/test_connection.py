@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from gateway import connection
 
@@ -125,6 +127,49 @@ async def test_an_answer_that_nobody_takes_is_given_up(
         await asyncio.get_running_loop().sock_sendall(caller, head + body)
         await until(lambda: _has_connection_to(caller.getsockname()))
         await until(lambda: not _has_connection_to(caller.getsockname()))
+
+
+class Recorder(asyncio.Transport):
+    """Notes what is done with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[str | list[bytes]] = []
+
+    def writelines(self, parts: Iterable[Any]) -> None:
+        self.done.append(list(parts))
+
+    def close(self) -> None:
+        self.done.append("close")
+
+    def is_closing(self) -> bool:
+        return "close" in self.done
+
+
+async def test_what_is_written_in_one_turn_leaves_together() -> None:
+    """Head and body of an answer are one write, and what is much does not wait for the end of the turn."""
+    wire = Recorder()
+    joined = connection.Joined(wire, asyncio.get_running_loop())
+    joined.write(b"head")
+    joined.write(b"body")
+    assert wire.done == []
+    await asyncio.sleep(0)
+    assert wire.done == [[b"head", b"body"]]
+    much = b"x" * HIGH_WATER_LIMIT
+    joined.write(b"head")
+    joined.write(much)
+    assert wire.done[1:] == [[b"head", much]]
+
+
+async def test_what_is_written_leaves_before_the_end() -> None:
+    """A connection that closes after its answer has sent it, and nothing is written on a closed one."""
+    wire = Recorder()
+    joined = connection.Joined(wire, asyncio.get_running_loop())
+    joined.write(b"answer")
+    joined.close()
+    joined.write(b"late")
+    await asyncio.sleep(0)
+    assert wire.done == [[b"answer"], "close"]
 
 
 async def test_a_route_is_held_back_only_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
