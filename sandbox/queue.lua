@@ -110,7 +110,9 @@ local function put(keys, args)
                 'XADD', stream, '*',
                 'call', call, 'record', record, 'accepted_ms', accepted, 'deadline_ms', deadline
             )
-            redis.call('DEL', record)
+            if known[1] then
+                redis.call('DEL', record)
+            end
             redis.call(
                 'HSET', record,
                 'digest', digest, 'stream', stream, 'entry', entry, 'due_ms', deadline, 'waiters', waiter, 'keep', keep
