@@ -344,7 +344,10 @@ class Jail:
             if self.is_broken:
                 return
             run, output = self._open_outputs[fd]
-            if events & select.EPOLLIN and output.read():
+            try:
+                if events & select.EPOLLIN and output.read():
+                    continue
+            except BlockingIOError:  # the program has opened its stdout to read, and was quicker
                 continue
             del self._open_outputs[fd]
             if output.exceeded:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from loadtest.held import descendants
 from tests.sandbox.jail.box import SLEEP, Box, program, until
 
@@ -77,6 +79,26 @@ print("mounts", *(line.split()[1] in {fields.split()[0] for fields in open("/pro
     # Not one of them lies on a mount that leads anywhere.
     assert outcomes(box, code) == {"mounts": "False False False"}
     assert [path.stat() for path in devices] == before
+
+
+def test_a_program_that_reads_its_own_output(box: Box, caplog: pytest.LogCaptureFixture) -> None:
+    """It may be quicker than we are with what it has written, which fails nothing out here."""
+    code = """
+import os, time
+ours = os.open("/proc/self/fd/1", os.O_RDONLY | os.O_NONBLOCK)
+until = time.monotonic() + 0.5
+while time.monotonic() < until:
+    os.write(1, b"x")
+    try:
+        os.read(ours, 100)
+    except BlockingIOError:
+        pass
+os.write(1, b"left")
+"""
+    result = box.run(code, output_bytes=4 << 20)
+    assert result.status == "ok"
+    assert result.stdout.endswith("left")
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_flags_of_a_stream_are_the_call_s_own(box: Box) -> None:
