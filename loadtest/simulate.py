@@ -20,9 +20,8 @@ wants a core all the time.
 On a `one_machine` layout all threads, the caller's too, take their time from the cores of the one host. Else each
 gateway and each Redis has a core of its own, callers cost nothing, and each worker's loop runs on its host.
 
-Left out, because it did not matter to what was measured: a put of many calls wakes one worker, which takes as many of
-them as it has slots (here they are dealt out one by one); the forkserver is one thread (its time counts as the
-program's); retries, leases, deadlines, and memory.
+Left out: a put of many calls wakes one worker, which takes as many of them as it has slots (here they are dealt out one
+by one); the forkserver is one thread (its time counts as the program's); retries, leases, deadlines, and memory.
 
 Rules: pure, no clock and no chance in it. The same calls and layout give the same result.
 """
