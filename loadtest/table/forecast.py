@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from loadtest import budgets
 from loadtest.capacity import fewest, make_load
 from loadtest.profile import SHIPPED, load_profile
-from loadtest.table.rows import JAIL, MEASURED, SIMULATED, Figure, Row, Size
+from loadtest.table.rows import MEASURED, SIMULATED, Figure, Row, Size
 from loadtest.validate import TOLERANCE, Compared, validate
 
 PLAN, VALIDATE = "sandbox plan", "sandbox plan validate"
@@ -43,9 +43,9 @@ def cores(size: Size) -> Iterator[Row]:
     load = make_load(profile, _WORKLOAD, size.planned_calls, _WINDOW_S, budgets.PLANNED_MEAN_S)
     needed = fewest(load, profile, _HOST_CORES)
     figures = (
-        Figure("", needed.cores, "cores"),
-        Figure("in", needed.hosts, "hosts"),
-        Figure("", needed.gateways, "gateways"),
+        Figure("cores", needed.cores, ""),
+        Figure("hosts", needed.hosts, ""),
+        Figure("gateways", needed.gateways, ""),
         Figure("mean", needed.mean_s, "s", at_most=budgets.PLANNED_MEAN_S),
         Figure("p95", needed.p95_s, "s"),
         Figure("p99", needed.p99_s, "s"),
@@ -54,8 +54,7 @@ def cores(size: Size) -> Iterator[Row]:
         f"{size.planned_calls:,} calls ({_WORKLOAD}) within {_WINDOW_S:g} s",
         f"{PLAN} --calls {size.planned_calls} --window {_WINDOW_S:g}s --mean {budgets.PLANNED_MEAN_S:g}",
         figures,
-        JAIL,
-        SIMULATED,
+        how=SIMULATED,
         note=f"from costs that were measured on {profile.origin}",
     )
 
