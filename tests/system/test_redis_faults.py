@@ -230,8 +230,12 @@ async def cut_off(
         return reading.done() or bool(info(client, "clients")["blocked_clients"])
 
     await asyncio.to_thread(until, waits, "a blocked read")
-    await meanwhile
+    bringing = asyncio.ensure_future(meanwhile)
+    # Asked on the loop itself, turn by turn, so that it reads nothing between the look and the end.
+    while waits() and not reading.done():  # noqa: ASYNC110 - Redis tells, and no event of ours does
+        await asyncio.sleep(0)
     reading.cancel()
+    await bringing
     [brought] = await asyncio.gather(reading, return_exceptions=True)
     return brought if isinstance(brought, list) else []
 
