@@ -16,7 +16,7 @@ from functools import partial
 from starlette.types import Send
 
 from gateway.reader import CallerGone
-from gateway.replies import Reply, Waiting
+from gateway.replies import Answer, Reply, Waiting
 from sandbox.errors import SandboxError
 
 NDJSON = b"application/x-ndjson"
@@ -47,7 +47,7 @@ async def send_lines(
         known.add_done_callback(lines.add_known)
     for index, answer in enumerate(answers):
         if isinstance(answer, Waiting):
-            answer.future.add_done_callback(partial(lines.add, index, answer))
+            answer.future.add_done_callback(partial(lines.add_done, index))
         else:
             lines.add(index, answer)
     try:
@@ -73,7 +73,11 @@ class _Lines:
         self._gathering: asyncio.TimerHandle | None = None  # while it is not long ago that some were taken
         self._is_in_vain = False
 
-    def add(self, index: int, answer: Waiting | SandboxError, _: object = None) -> None:
+    def add_done(self, index: int, future: asyncio.Future[Answer]) -> None:
+        """One more is there. Whoever left a call before that is not held by its future."""
+        self.add(index, future.result())
+
+    def add(self, index: int, answer: Answer) -> None:
         """One more is there."""
         line = to_line(index, to_item(answer))
         self._ready.append(line)
@@ -117,12 +121,11 @@ class _Lines:
             self._enough.set()
 
 
-def to_item(answer: Waiting | SandboxError) -> bytes:
-    """The JSON object of one item whose answer is there."""
-    known = answer.future.result() if isinstance(answer, Waiting) else answer
-    if isinstance(known, Reply):
-        return known.raw
-    return json.dumps(known.to_wire(), separators=(",", ":")).encode()
+def to_item(answer: Answer) -> bytes:
+    """An answer as the JSON object of one item."""
+    if isinstance(answer, Reply):
+        return answer.raw
+    return json.dumps(answer.to_wire(), separators=(",", ":")).encode()
 
 
 def to_line(index: int, item: bytes) -> bytes:

@@ -246,5 +246,6 @@ async def _send_results(
             await _first(all_done, gone)
         finally:
             all_done.cancel()
-    items = b",".join(to_item(answer) for answer in answers)
+    done = (answer.future.result() if isinstance(answer, Waiting) else answer for answer in answers)
+    items = b",".join(map(to_item, done))
     await send_json(send, 200, b'{"results":[%b]}' % items)

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+from collections.abc import Iterator
+
+import pytest
+
+from sandbox.queue import QueuedCall
+
+from .conftest import until
+from .test_gone import WAYS, Bench, bench
+
+__all__ = ["bench"]
 
 # A process of its own, since what is frozen stays so. An object as a request holds them, two million times.
 PROGRAM = """
@@ -29,3 +40,41 @@ def test_no_collection_looks_at_all_that_is_open() -> None:
     collections, most = map(int, done.stdout.split())
     assert 0 < collections <= 40
     assert most <= 250_000
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """The collector comes so seldom that memory must not wait for it."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def held() -> bool:
+    """Whether calls of a gateway are in memory."""
+    return any(isinstance(each, QueuedCall) for each in gc.get_objects())
+
+
+@WAYS
+@pytest.mark.parametrize("code", ["echo", "fail", "late", "fault"])
+async def test_nothing_of_a_request_is_left_after_its_answer(
+    bench: Bench, no_collector: None, path: str, accept: str, code: str
+) -> None:
+    """Whatever came of it, its memory is free with the answer: of an error too, which knows where it was raised."""
+    caller = await bench.call(path, accept, {"code": code})
+    assert await caller.answer()
+    await caller.hang_up()
+    await until(lambda: not held())
+
+
+@WAYS
+async def test_nothing_of_a_request_is_left_when_its_caller_has_gone(
+    bench: Bench, no_collector: None, path: str, accept: str
+) -> None:
+    """A call that nobody waits for any more never gets an answer, and is not held by what would tell of it."""
+    caller = await bench.call(path, accept, {"id": "a", "code": "hold"})
+    await bench.service.worker.has_seen(1)
+    await caller.hang_up()
+    assert await bench.queue.orders("echo")
+    await until(lambda: not held())
