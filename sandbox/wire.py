@@ -17,7 +17,7 @@ along what the smallest of the open requests still wait for. A line says when th
 waited for by the new request too, which may have reached another gateway (`x-hand-over`, see `gateway/routes.py`).
 Only then are the old requests cut, which frees their connections and ends no call. Until then an answer may come over
 either; the first one counts. If the new request is refused as a whole, breaks, or that line is late, the old ones stay
-as they are. Requests of like size are taken along together and large ones left alone, so that a call which runs for
+as they are; so does one of a call that is refused alone. Requests of like size are taken along together and large ones left alone, so that a call which runs for
 long moves only so often as the logarithm of the number of batches that leave meanwhile.
 
 What may fail: a request that was never sent, or was refused as a whole, did nothing. A request that broke
@@ -346,7 +346,8 @@ class Wire:
             self._moving = None
             self._most_moved = min(_MOST_CALLS, 2 * self._most_moved)
             for old in request.replaces:
-                old.task.cancel()
+                if all(request in pending.requests for pending in old.left()):
+                    old.task.cancel()
         request.replaces = []  # or each would keep all before it
         request.decided.set()
 
@@ -392,6 +393,13 @@ class Wire:
         request.replaces = []
         request.decided.set()
 
+    def _heard(self, request: _Request, pending: _Pending, answer: Answer) -> None:
+        """The line of a call. An error counts only where no older request has it: another gateway may not know it."""
+        if isinstance(answer, SandboxError) and pending.requests and pending.requests[0] is not request:
+            pending.requests.remove(request)
+        else:
+            self._settle(pending, answer)
+
     def _settle(self, pending: _Pending, answer: Answer) -> None:
         if pending.is_over:
             return  # it was handed over, and answered on both ways
@@ -424,7 +432,7 @@ class Wire:
                     if line == _KNOWN:
                         self._is_known(request)
                     else:
-                        self._settle(*_read_line(line, request.unanswered))
+                        self._heard(request, *_read_line(line, request.unanswered))
         except Exception as exc:  # noqa: BLE001 - a request's boundary: whoever waits must learn of its end
             return _caused(exc, self._meaning(exc))
         return AnswerLost(f"{self.url}: the answer ended early; the call may have run")

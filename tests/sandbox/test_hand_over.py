@@ -350,3 +350,27 @@ async def test_a_client_that_closes_while_calls_move_tells_everybody() -> None:
         ends = await asyncio.gather(*slow, fast, return_exceptions=True)
     assert all(isinstance(end, Unavailable) for end in ends)
     assert client._wire._in_flight == 0
+
+
+async def test_a_call_that_the_new_request_does_not_get_stays_with_the_old_one() -> None:
+    """Another gateway may refuse one alone, since it does not know that it runs: its old request goes on."""
+    service = Service()
+
+    async def refuse_one(request: Request) -> None:
+        place = next(n for n, call in enumerate(request.calls) if call["id"] == "slow-3")
+        await request.head()
+        await request.line(place, {"error": {"name": "Overloaded", "message": "full"}})
+        await request.known()
+        await request.until(service.released)
+        for index in set(range(len(request.calls))) - {place}:
+            await request.line(index, result(request.calls[index]))
+        await request.end()
+
+    service.instead[0] = refuse_one
+    async with FakeGateway(service.answer) as gateway, SandboxClient(gateway.url) as client:
+        slow = await service.occupy(client, BATCHES)
+        fast = asyncio.create_task(client.run("fast"))
+        await service.until(lambda: len(service.open) == 1)
+        await released(service, slow)
+        await fast
+    assert service.seen["slow-3"] == 1
