@@ -345,14 +345,14 @@ class Wire:
         if self._moving is request:
             self._moving = None
             self._most_moved = min(_MOST_CALLS, 2 * self._most_moved)
-            for old in request.replaces:
-                if all(request in pending.requests for pending in old.left()):
-                    old.task.cancel()
+        for old in request.replaces:
+            if all(request in pending.requests for pending in old.left()):
+                old.task.cancel()
         request.replaces = []  # or each would keep all before it
         request.decided.set()
 
     def _is_not_known(self, request: _Request) -> None:
-        """Not in time: it goes on beside the old ones."""
+        """Not in time: it goes on beside the old ones, until the line comes after all."""
         if self._moving is request:
             self._moved_nothing(request)
             self._flush_soon()
@@ -360,6 +360,7 @@ class Wire:
     def _ended(self, request: _Request, task: asyncio.Task[SandboxError]) -> None:
         """Nobody whose call was in it waits for it any longer. Runs also if it was cut before its first step."""
         self._requests.discard(request)
+        request.replaces = []
         failure = AnswerLost(_CLOSED) if task.cancelled() else task.result()
         lost: list[_Pending] = []
         for place, pending in request.unanswered.items():
@@ -390,7 +391,6 @@ class Wire:
         """What a request was to take along stays where it was."""
         self._moving = None
         self._move_at = asyncio.get_running_loop().time() + _REFUSED_S
-        request.replaces = []
         request.decided.set()
 
     def _heard(self, request: _Request, pending: _Pending, answer: Answer) -> None:

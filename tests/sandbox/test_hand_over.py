@@ -374,3 +374,28 @@ async def test_a_call_that_the_new_request_does_not_get_stays_with_the_old_one()
         await released(service, slow)
         await fast
     assert service.seen["slow-3"] == 1
+
+
+async def test_calls_that_are_known_late_still_free_the_old_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that was frozen goes on: else all connections would be taken until a slow call ends."""
+    monkeypatch.setattr("sandbox.wire._KNOWN_S", 0.2)
+    service = Service()
+    moving, go_on = asyncio.Event(), asyncio.Event()
+
+    async def known_late(request: Request) -> None:
+        moving.set()
+        await go_on.wait()
+        await service._serve(request)
+
+    service.instead[0] = known_late
+    async with FakeGateway(service.answer) as gateway, SandboxClient(gateway.url) as client:
+        slow = await service.occupy(client, BATCHES)
+        fast = asyncio.create_task(client.run("fast"))
+        await moving.wait()
+        await asyncio.sleep(0.5)
+        assert len(service.open) == BATCHES
+        go_on.set()
+        await fast
+        async with asyncio.timeout(10):
+            await all_fast(client, 3)
+        await released(service, slow)
