@@ -44,7 +44,7 @@ from typing import TypeAlias
 import httpx
 
 from sandbox.calls import MIB, ToolCall, ToolResult
-from sandbox.errors import AnswerLost, CallTooLarge, InternalError, SandboxError, Unavailable
+from sandbox.errors import AnswerLost, CallTooLarge, InternalError, Overloaded, SandboxError, Unavailable
 from sandbox.link import (
     BATCHES,
     MAX_ERROR_BYTES,
@@ -274,7 +274,7 @@ class Wire:
                     self._timer = loop.call_at(self._move_at, self._flush)
                     return
                 along = self._smallest()
-                if not along:
+                if not along and self._most_moved:
                     break
             moved = list(dict.fromkeys(pending for old in along for pending in old.left()))
             if batch := self._take_batch(_MOST_CALLS - len(moved)):
@@ -375,8 +375,10 @@ class Wire:
                 lost.append(pending)
         if self._moving is request:
             self._moved_nothing(request)
-            if isinstance(failure, CallTooLarge):
+            if isinstance(failure, CallTooLarge | Overloaded):
                 self._most_moved = (len(request.unanswered) - request.own) // 2
+            if isinstance(failure, CallTooLarge):
+                self._move_at = 0.0  # or one that is too large alone would hold up all others
         if isinstance(failure, CallTooLarge) and len(request.unanswered) > 1 and self.is_open:
             # Refused as a whole, so nothing has run, and in a smaller request each may pass.
             self._in_flight -= len(lost)

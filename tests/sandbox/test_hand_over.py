@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from sandbox import Forbidden, SandboxClient, ToolCall, ToolResult, Unavailable
+from sandbox import CallTooLarge, Forbidden, SandboxClient, ToolCall, ToolResult, Unavailable
 
 from .fake_gateway import FakeGateway, Request, result
 
@@ -376,6 +376,28 @@ async def test_a_call_that_the_new_request_does_not_get_stays_with_the_old_one()
     assert service.seen["slow-3"] == 1
 
 
+async def test_a_gateway_that_has_few_places_left_gets_few_calls_again() -> None:
+    """A call counts twice while it moves. So many as have no place beside the others are not asked for again."""
+    service, in_flight = Service(), 0
+
+    async def at_most_twenty(request: Request) -> None:
+        nonlocal in_flight
+        if in_flight + len(request.calls) > 20:
+            await request.refuse(429, "Overloaded")
+            return
+        in_flight += len(request.calls)
+        try:
+            await service.answer(request)
+        finally:
+            in_flight -= len(request.calls)
+
+    async with FakeGateway(at_most_twenty) as gateway, SandboxClient(gateway.url) as client:
+        slow = await service.occupy(client, BATCHES)
+        async with asyncio.timeout(10):
+            await all_fast(client, 1)
+        await released(service, slow)
+
+
 async def test_calls_that_are_known_late_still_free_the_old_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway that was frozen goes on: else all connections would be taken until a slow call ends."""
     monkeypatch.setattr("sandbox.wire._KNOWN_S", 0.2)
@@ -397,5 +419,24 @@ async def test_calls_that_are_known_late_still_free_the_old_requests(monkeypatch
         go_on.set()
         await fast
         async with asyncio.timeout(10):
+            await all_fast(client, 3)
+        await released(service, slow)
+
+
+async def test_a_call_that_fits_nowhere_holds_up_no_other() -> None:
+    """It is refused for itself, not for what it was to take along, and others leave meanwhile."""
+    service = Service()
+
+    async def without_huge_ones(request: Request) -> None:
+        if any(call["code"] == "huge" for call in request.calls):
+            await request.refuse(413, "CallTooLarge")
+        else:
+            await service.answer(request)
+
+    async with FakeGateway(without_huge_ones) as gateway, SandboxClient(gateway.url) as client:
+        slow = await service.occupy(client, BATCHES)
+        async with asyncio.timeout(10):
+            with pytest.raises(CallTooLarge):
+                await client.run("huge")
             await all_fast(client, 3)
         await released(service, slow)
