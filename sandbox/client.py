@@ -231,7 +231,7 @@ class _Retry:
         if now + delay_s > self.give_up_at:
             return False
         await asyncio.sleep(delay_s)
-        return True
+        return self.wire.is_open
 
 
 class BlockingClient:

@@ -17,8 +17,9 @@ along what the smallest of the open requests still wait for. A line says when th
 waited for by the new request too, which may have reached another gateway (`x-hand-over`, see `gateway/routes.py`).
 Only then are the old requests cut, which frees their connections and ends no call. Until then an answer may come over
 either; the first one counts. If the new request is refused as a whole, breaks, or that line is late, the old ones stay
-as they are; so does one of a call that is refused alone. Requests of like size are taken along together and large ones left alone, so that a call which runs for
-long moves only so often as the logarithm of the number of batches that leave meanwhile.
+as they are; so does one of a call that is refused alone. Requests of like size are taken along together and large ones
+left alone, so that a call which runs for long moves only so often as the logarithm of the number of batches that leave
+meanwhile.
 
 What may fail: a request that was never sent, or was refused as a whole, did nothing. A request that broke
 after it was sent fails exactly the calls that it had not answered and no other request has, with `AnswerLost`: these
@@ -161,6 +162,7 @@ class Wire:
         http = self._link.shut()
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         tasks = [request.task for request in self._requests]
         for task in tasks:
             task.cancel()

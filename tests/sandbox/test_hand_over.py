@@ -440,3 +440,32 @@ async def test_a_call_that_fits_nowhere_holds_up_no_other() -> None:
                 await client.run("huge")
             await all_fast(client, 3)
         await released(service, slow)
+
+
+async def test_an_open_client_can_be_opened_again() -> None:
+    """Whatever waited when it was closed."""
+    async with FakeGateway() as gateway:
+        client = SandboxClient(gateway.url, max_in_flight=1)
+        async with client:
+            calls = [asyncio.create_task(client.run("x")) for _ in range(3)]
+            await asyncio.sleep(0)
+        await asyncio.gather(*calls, return_exceptions=True)
+        async with client, asyncio.timeout(5):
+            await all_fast(client, 3)
+
+
+async def test_a_call_that_waits_to_be_sent_again_is_told_of_the_close() -> None:
+    """By the refusal that it had, as others are."""
+    refused = asyncio.Event()
+
+    async def no(request: Request) -> None:
+        await request.refuse(503, "Unavailable", retry_after="1")
+        refused.set()
+
+    async with FakeGateway(no) as gateway:
+        async with SandboxClient(gateway.url) as client:
+            call = asyncio.create_task(client.run("x"))
+            await refused.wait()
+            await asyncio.sleep(0.1)
+        with pytest.raises(Unavailable):
+            await call
