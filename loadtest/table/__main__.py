@@ -30,6 +30,7 @@ from loadtest.terminal import make_console
 from sandbox import ConfigError, SandboxError
 from sandbox.redis_server import RedisServer
 
+_WIDTH = 100  # of the table, where it is no terminal's
 _HEADINGS = {"what, and what repeats it": 41, "figure": 31, "budget": 14, "how": 10}  # and their widths
 
 
@@ -38,7 +39,7 @@ def main(
     markdown: Annotated[Path | None, typer.Option(help="Write the table for a page, too.")] = None,
 ) -> None:
     """Measure everything, in less than five minutes. Exit code 1 when an answer was wrong or did not come."""
-    console = Console(stderr=True) if as_json else make_console()
+    console = Console(stderr=True, width=_WIDTH, highlight=False) if as_json else make_console()
     started = time.monotonic()
     machine = _words(this_machine())
     console.print(machine, soft_wrap=True)
