@@ -35,8 +35,13 @@ def established(port: int, sources: Collection[str]) -> int:
 
 
 def established_to(port: int) -> int:
-    """How many connections to a port there are, from whomever on this machine."""
-    return sum(state == _ESTABLISHED and _port(remote) == port for _, remote, state, _ in _rows())
+    """How many connections to a port there are, from whomever on this machine.
+
+    The kernel writes a long table in pieces, and may show a connection twice where others come and go between them.
+    """
+    return len(
+        {local for local, remote, state, _ in _rows() if state == _ESTABLISHED and _port(remote) == port}
+    )
 
 
 def _rows() -> Iterator[list[str]]:

@@ -1,9 +1,10 @@
 """`python -m loadtest.scaling`: what a call costs while the processes that serve it become more.
 
 What is measured: a whole service of our own, and callers that each send `print(1)`, wait for the answer, check it and
-send the next one. The number of calls that run at a time is the same in each row, shared out over 1, 2, 4 or 8
-workers; then, with one worker, 1, 2 or 3 gateways. `pinned`: all threads of a worker and of all that it has started
-are bound to one core, the workers to the cores by turns; what they start from then on inherits that.
+send the next one, four times as many of them as there are slots. Each worker has the slots of one core, as each host
+that is added brings slots of its own: 1, 2, 4 or 8 workers; then, with one worker, 1, 2 or 3 gateways. `pinned`: all
+threads of a worker and of all that it has started are bound to one core, the workers to the cores by turns; what they
+start from then on inherits that.
 
 Cost grows linearly where the CPU of a call stays as it is while processes become more: `of first` is that of a row over
 that of the first one. How many calls a second come out is another thing, and bounded by the cores that there are.
@@ -37,7 +38,7 @@ from loadtest.terminal import counted, make_console, make_table, print_error
 from sandbox.errors import ConfigError, SandboxError
 from sandbox.settings import SLOTS_PER_CORE
 
-CALLERS = 64
+CALLERS_A_SLOT = 4  # so that no slot waits for a caller
 WORKERS = (1, 2, 4, 8)
 GATEWAYS = (2, 3)  # beside the one that each row of workers has
 _PARTS = ("gateway", "redis", "worker", "jail")
@@ -96,16 +97,15 @@ def measure_scaling(
     Raises ConfigError where one does not start, or where workers cannot be pinned.
     """
     rows: list[Row] = []
-    slots = max(SLOTS_PER_CORE * len(os.sched_getaffinity(0)), *(workers for workers, _ in stacks))
     for workers, gateways in stacks:
-        options = ("--workers", workers, "--slots", slots // workers, "--gateways", gateways)
+        options = ("--workers", workers, "--slots", SLOTS_PER_CORE, "--gateways", gateways)
         with own_stack(*map(str, options)) as stack:
             _wait_until_warm(stack)
             for pinned in (False, True) if gateways == 1 else (False,):
                 if pinned:
                     pin(stack)
                 first_ms = rows[0].total_ms if rows else None
-                rows.append(_measure(stack, workers, gateways, slots, seconds, first_ms, pinned=pinned))
+                rows.append(_measure(stack, workers, gateways, seconds, first_ms, pinned=pinned))
         on_stack()
     return rows
 
@@ -160,14 +160,16 @@ def _measure(
     stack: Stack,
     workers: int,
     gateways: int,
-    slots: int,
     seconds: float,
     first_ms: float | None,
     *,
     pinned: bool,
 ) -> Row:
+    slots = SLOTS_PER_CORE * workers
     before = used_by(stack.pid)
-    [cell] = asyncio.run(measure_callers(stack.url, [("print", CALLERS)], seconds, lambda: None))
+    [cell] = asyncio.run(
+        measure_callers(stack.url, [("print", CALLERS_A_SLOT * slots)], seconds, lambda: None)
+    )
     after = used_by(stack.pid)
     calls = cell.answered + WARM_UP_CALLS
     gateway_ms, redis_ms, worker_ms, jail_ms = (
@@ -178,7 +180,7 @@ def _measure(
         workers=workers,
         pinned=pinned,
         gateways=gateways,
-        slots=slots // workers * workers,
+        slots=slots,
         calls=calls,
         errors=cell.errors,
         calls_per_s=cell.calls_per_s,
@@ -193,10 +195,10 @@ def _measure(
 
 
 def _print_rows(console: Console, machine: Machine, rows: list[Row]) -> None:
-    table = make_table(f"CPU ms of one print(1), measured in jails, {CALLERS} callers")
-    headings = ("workers", "pinned", "gateways", "calls/s", "client", *_PARTS, "total", "of first")
+    table = make_table("CPU ms of one print(1), measured in jails")
+    headings = ("workers", "pinned", "gateways", "calls/s", "client", *_PARTS, "all", "of first")
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         parts = (row.client_ms, row.gateway_ms, row.redis_ms, row.worker_ms, row.jail_ms, row.total_ms)
         table.add_row(
@@ -209,8 +211,8 @@ def _print_rows(console: Console, machine: Machine, rows: list[Row]) -> None:
         )
     console.print(table)
     console.print(
-        f"{rows[0].slots} slots in each row, shared out over its workers. This machine has {machine.cores} cores that "
-        f"we may use ({machine.cpu}), for callers and service together: more processes than that take the calls from "
+        f"{SLOTS_PER_CORE} slots a worker, {CALLERS_A_SLOT} callers a slot. We may use {machine.cores} cores of this "
+        f"machine ({machine.cpu}), for callers and service together: more processes than that take the calls from "
         f"each other, and calls a second cannot grow. Load before: {machine.load_1min:.1f}"
     )
     for row in rows:
