@@ -150,7 +150,10 @@ def make_load(profile: Profile, workload: str, calls: int, window_s: float, mean
     times = sorted(rng.uniform(0.0, window_s) for _ in range(calls))
     kinds = [kind.name for kind in islice(load_workload(workload).draw(rng), calls)]
     if unknown := set(kinds) - profile.kinds.keys():
-        raise ConfigError(f"the profile knows no {min(unknown)}; it knows {', '.join(profile.kinds)}")
+        raise ConfigError(
+            f"the profile has no costs of {min(unknown)}; it has those of {', '.join(profile.kinds)}. "
+            "Programs of your own: run them by `sandbox bench --calls FILE`, then `sandbox plan --trace FILE`"
+        )
     return Load(works(profile, list(zip(times, kinds, strict=True)), rng), window_s, mean_s)
 
 
@@ -174,8 +177,10 @@ def read_load(profile: Profile, path: Path, workload: str, mean_s: float) -> Loa
     calls = []
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot read {path}: {exc}") from exc
+    except OSError as exc:
+        raise ConfigError(f"cannot read {path}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"cannot read {path}: it is no UTF-8 text") from exc
     for number, raw in enumerate(text.splitlines(), start=1):
         try:
             line = _Line.model_validate_json(raw)

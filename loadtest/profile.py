@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from loadtest.simulate import Costs, Layout, Simulated, Work, simulate
+from sandbox.calls import first_error
 from sandbox.errors import ConfigError
 
 #: The profile that is used when none is given; it says on which machine it was measured.
@@ -61,8 +62,12 @@ def load_profile(path: Path) -> Profile:
     """Read a profile. Raises ConfigError for a file that is none."""
     try:
         return _PROFILE.validate_json(path.read_bytes())
-    except (OSError, ValidationError) as exc:
-        raise ConfigError(f"{path} is no profile that `sandbox plan measure` wrote: {exc}") from exc
+    except OSError as exc:
+        raise ConfigError(f"cannot read the profile {path}: {exc.strerror}") from exc
+    except ValidationError as exc:
+        raise ConfigError(
+            f"{path} is no profile that `sandbox plan measure` wrote: {first_error(exc)}"
+        ) from exc
 
 
 def save_profile(profile: Profile, path: Path) -> None:
