@@ -27,7 +27,7 @@ from loadtest.workloads import WORKLOADS
 from sandbox import ConfigError
 from sandbox.api_keys import key_of_caller
 
-#: Exit codes beside 0: a call got a wrong answer or none (a refusal is one); else, a run is invalid.
+#: Exit codes beside 0: a call got a wrong answer or none, where a refusal counts as one; else, a run is invalid.
 EXIT_WRONG = 1
 EXIT_INVALID = 3
 
@@ -73,7 +73,8 @@ def bench(  # noqa: PLR0913, PLR0917 - the options of a command line
     Latency counts from the moment at which a call was to be sent. A run in which the generator itself was late is
     marked INVALID. Where keys are needed, ours is in SANDBOX_API_KEY.
 
-    Exit code 1: a call got a wrong answer, a fault, or none. 3: none did, and a run is invalid.
+    Exit code 1: a call got a wrong answer, a fault, or none, or no run could begin. 3: none of that, and a run is
+    invalid. A call that was refused (429, 503) fails nothing.
     """
     if context.invoked_subcommand is not None:
         return

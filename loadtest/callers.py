@@ -59,8 +59,14 @@ class _Tally:
 
 def main(
     url: Annotated[str, typer.Option(help="A gateway that runs; without it, a stack of our own.")] = "",
-    callers: Annotated[list[int] | None, typer.Option(min=1, help="[default: 1, 32 and 256]")] = None,
-    kinds: Annotated[list[str] | None, typer.Option(help=f"[default: {', '.join(_KINDS)}]")] = None,
+    callers: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Callers at a time, each further one a row; without it 1, 32 and 256."),
+    ] = None,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Programs, each further one a row; without it {', '.join(_KINDS)}."),
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long each cell sends calls.")] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array and nothing else.")] = False,
 ) -> None:

@@ -28,7 +28,8 @@ def inflight(
 ) -> None:
     """Hold very many calls of batches in flight at once, and have each answered exactly once, line by line.
 
-    A stand-in answers in the workers' place. It begins when all calls wait in the queue.
+    Starts gateways and a Redis of its own; a stand-in answers in the workers' place. It begins when all calls wait in
+    the queue. Exit code 1: that they were all held, and each answered once, is not proved.
     """
     console = Console(stderr=True) if as_json else make_console()
     sized = plan(batches, GATEWAYS, HostLimits.read())

@@ -56,7 +56,8 @@ def plan(  # noqa: PLR0913, PLR0917 - the options of a command line
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="Calls instead of these: JSON lines with at_s, and kind or cpu_s, as bench --calls writes."
+            help="Calls from a file, instead of --calls and --window: JSON lines with at_s, and kind or cpu_s, "
+            "as bench --calls writes."
         ),
     ] = None,
     host_cores: Annotated[int, typer.Option(min=1, help="Cores of a host.")] = CORES_A_WORKER,

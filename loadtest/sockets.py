@@ -25,7 +25,8 @@ def sockets(
 ) -> None:
     """Hold very many single requests open at once, through gateways and queue, and have each answered exactly once.
 
-    A stand-in answers in the workers' place. It begins when all calls wait in the queue.
+    Starts gateways and a Redis of its own; a stand-in answers in the workers' place. It begins when all calls wait in
+    the queue. Exit code 1: that they were all held, and each answered once, is not proved.
     """
     console = Console(stderr=True) if as_json else make_console()
     measured = measure(
