@@ -180,14 +180,19 @@ class ReplyRouter:
         if waiting.early is not None:
             self.answer(waiting.record, waiting.early)
 
-    def known(self, waitings: Iterable[Waiting]) -> asyncio.Future[None]:
-        """Done when all of these have been put, or are over. Who joined another caller here need not wait for that."""
+    def known(self, moved: Iterable[Waiting], waitings: Iterable[Waiting]) -> asyncio.Future[None]:
+        """Done when all that moved have been put, or are over. `waitings` are all of the request that brought them.
+
+        What joined another request here need not wait for that.
+        """
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         brought = Counter(waiting.record for waiting in waitings)
         unknown = {
             record
-            for record, times in brought.items()
-            if (one := self._waiting.get(record)) is not None and not one.is_put and one.callers == times
+            for record in {waiting.record for waiting in moved}
+            if (one := self._waiting.get(record)) is not None
+            and not one.is_put
+            and one.callers == brought[record]
         }
 
         def tell(record: str) -> None:
@@ -207,8 +212,8 @@ class ReplyRouter:
         if waiting is None:
             self.metrics.replies_dropped.inc()
             return
+        waiting.future.set_result(answer)  # first, so that it is sent before the word that it is known
         self._forget(waiting)
-        waiting.future.set_result(answer)
         if isinstance(answer, Reply):
             self.metrics.by_status[answer.status].inc()
             self.metrics.call_seconds.observe(time.monotonic() - waiting.since_s)

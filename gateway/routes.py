@@ -93,15 +93,19 @@ class BatchRoute(_Route):
             try:
                 with _until_gone(receive) as gone:
                     if _wants_lines(scope):
-                        moved = answers[max(0, len(answers) - _handed_over(scope)) :]
-                        known = self._gateway.replies.known(one for one in moved if isinstance(one, Waiting))
-                        await send_lines(send, answers, gone, known if moved else None)
+                        handed_over = _handed_over(scope)
+                        known = self._known(answers, handed_over) if handed_over else None
+                        await send_lines(send, answers, gone, known)
                     else:
                         await _send_results(send, answers, gone)
             finally:
                 for answer in answers:
                     if isinstance(answer, Waiting):
                         self._gateway.leave(answer)
+
+    def _known(self, answers: Sequence[Waiting | SandboxError], handed_over: int) -> asyncio.Future[None]:
+        own = max(0, len(answers) - handed_over)
+        return self._gateway.replies.known(_waitings(answers[own:]), _waitings(answers))
 
     def _submit(self, item: ToolCall | InvalidCall, tenant: Tenant) -> Waiting | SandboxError:
         if isinstance(item, InvalidCall):
@@ -230,6 +234,10 @@ async def send_json(
     head = [(b"content-type", b"application/json"), length, *headers]
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
+
+
+def _waitings(answers: Iterable[Waiting | SandboxError]) -> Iterator[Waiting]:
+    return (answer for answer in answers if isinstance(answer, Waiting))
 
 
 def _wants_lines(scope: Scope) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sandbox.errors import Unavailable
 from sandbox.queue import CallQueue, Put, QueuedCall
 
 from .conftest import Serve, Service, listening, until
@@ -75,10 +76,14 @@ async def test_a_call_that_was_handed_over_outlives_the_first_request(serve: Ser
     assert sorted(delivery.call.id for delivery in worker.seen) == ["a", "b"]
 
 
+@pytest.mark.parametrize("times", [1, 2])
 async def test_a_call_is_not_known_before_the_queue_has_it(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """While its put is under way at the second gateway, the end of the first request would still cancel it."""
+    """While its put is under way at the second gateway, the end of the first request would still cancel it.
+
+    So also where the second request has it twice, of which one is no hand-over.
+    """
     one, two = await serve(), await serve()
     go_on = asyncio.Event()
     put = CallQueue.put
@@ -89,10 +94,10 @@ async def test_a_call_is_not_known_before_the_queue_has_it(
         return await put(queue, gateway, calls)
 
     monkeypatch.setattr(CallQueue, "put", held_up)
-    async with asked(one, 0, HOLD), asked(two, 1, HOLD) as second:
+    async with asked(one, 0, HOLD), asked(two, 1, *[HOLD] * times) as second:
         await one.worker.has_seen(1)
         line = asyncio.create_task(second.line())
-        await until(lambda: two.gateway.admission.held == 1)
+        await until(lambda: two.gateway.admission.held == times)
         async with asked(two, 0, {"id": "no good"}) as later:  # what was sent before its answer is here, too
             assert "error" in await later.line()
         is_early = line.done()
@@ -101,6 +106,21 @@ async def test_a_call_is_not_known_before_the_queue_has_it(
         assert await line == KNOWN
         one.worker.released.set()
         assert (await second.line())["status"] == "ok"
+
+
+async def test_a_call_that_cannot_be_put_is_said_before_the_others_are_known(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller must not cut the request that has it."""
+    service = await serve()
+
+    async def refused(queue: CallQueue, gateway: str, calls: list[QueuedCall]) -> list[Put]:
+        raise Unavailable("no Redis")
+
+    monkeypatch.setattr(CallQueue, "put", refused)
+    async with asked(service, 1, HOLD, HOLD | {"id": "b"}) as request:
+        lines = [await request.line() for _ in range(2)]
+    assert [line.get("index") for line in lines] == [0, 1]
 
 
 async def test_a_call_that_is_over_is_known(serve: Serve) -> None:
