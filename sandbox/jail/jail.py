@@ -297,8 +297,10 @@ class Jail:
             theirs.append(sealed("payload", pack_payload(call)))
             if slot.scratch is not None:
                 theirs.append(slot.scratch.begin())
+            for fd in ours:
+                self._epoll.register(fd, select.EPOLLIN)
         except BaseException:
-            _close_all(ours + theirs)
+            _close_all(ours + theirs)  # which takes them out of the epoll too
             raise
         out, err, stdin, payload, *scratch = theirs
         fds = array.array("i", [stdin, out, err, payload, *slot.group.enter_fds, *scratch])
@@ -309,7 +311,6 @@ class Jail:
         self._idle.clear()
         for fd, output in zip(ours, outputs, strict=True):
             self._open_outputs[fd] = run, output
-            self._epoll.register(fd, select.EPOLLIN)
         run.due_s = self._loop.time() + call.limits.wall_s
         if call.limits.wall_s <= WATCH_S:
             self._end_when_due(run)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -57,6 +59,21 @@ class BadGroup:
         os.close(self.enter_fds[0])
 
 
+class FewWatches:
+    """An epoll of a user who may have no more than so many further watches."""
+
+    def __init__(self, real: select.epoll, watches: int) -> None:
+        self._real = real
+        self._watches = watches
+
+    def register(self, fd: int, events: int) -> None:
+        """Watch, or say what the kernel says."""
+        if not self._watches:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._watches -= 1
+        self._real.register(fd, events)
+
+
 class TestFaults:
     """What we fail at is a JailError, never a verdict, and leaves a jail that works."""
 
@@ -104,6 +121,18 @@ class TestFaults:
             "2\n",
             "3\n",
         ]
+
+    @pytest.mark.parametrize("watches", [0, 1])
+    def test_no_watches_left(self, box: Box, monkeypatch: pytest.MonkeyPatch, watches: int) -> None:
+        """A user has so many watches; where they are used up the call fails, and the jail keeps nothing of it."""
+        before = open_fds()
+        with monkeypatch.context() as patch:
+            patch.setattr(box.jail, "_epoll", FewWatches(box.jail._epoll, watches))
+            with pytest.raises(JailError, match="No space left on device"):
+                box.run("print(1)")
+        assert open_fds() == before
+        assert box.jail._idle.is_set()
+        assert box.out("print(1)") == "1\n"
 
     def test_no_descriptors_left(self, box: Box) -> None:
         """A worker without a descriptor to spare fails the call, loses none, and runs the next one."""
