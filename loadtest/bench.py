@@ -180,6 +180,6 @@ def _complaints(run: Run) -> list[str]:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as exc:
         raise ConfigError(f"cannot write {path}: {exc.strerror}") from exc

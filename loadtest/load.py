@@ -10,7 +10,7 @@ from pathlib import Path
 from loadtest.arrivals import burst, constant, poisson
 from loadtest.openloop import Planned
 from loadtest.trace import read_trace
-from loadtest.workloads import KINDS, Workload
+from loadtest.workloads import KINDS, Workload, shown_name
 from sandbox import ConfigError
 
 ARRIVALS = ("constant", "poisson", "burst", "trace")
@@ -90,4 +90,4 @@ def _of_trace(trace: Path, workload: Workload, seed: int) -> Load:
     known = {**KINDS, **{kind.name: kind for kind in workload.kinds}}
     planned = read_trace(trace, known, workload.draw(random.Random(seed)))
     # Its end is its last call; a trace of one moment lasts as long as a burst may take to send.
-    return Load(f"trace {trace.name}", max(planned[-1].at_s, 0.1), planned)
+    return Load(f"trace {shown_name(trace)}", max(planned[-1].at_s, 0.1), planned)

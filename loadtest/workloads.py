@@ -103,7 +103,13 @@ def load_workload(name: str) -> Workload:
     if not path.exists():
         raise ConfigError(f"{name!r} is no file, and none of the workloads {', '.join(WORKLOADS)}")
     calls = jsonl.read_calls(path, lenient=False)
-    kinds = [own_kind(f"{path.name}:{number}", call) for number, call in enumerate(calls, start=1)]
+    file = shown_name(path)
+    kinds = [own_kind(f"{file}:{number}", call) for number, call in enumerate(calls, start=1)]
     if not kinds:
         raise ConfigError(f"{path} has no call in it")
-    return Workload(path.name, kinds)
+    return Workload(file, kinds)
+
+
+def shown_name(path: Path) -> str:
+    """The name of a file as text that JSON and pages can hold, which the bytes of a name need not be."""
+    return path.name.encode(errors="replace").decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -106,3 +107,17 @@ def test_a_trace_may_name_the_kinds_of_a_workload_of_ones_own(tmp_path: Path) ->
 
     assert [plan.kind.code for plan in load.planned] == ["2"]
     assert load.seconds > 0
+
+
+def test_a_files_name_need_not_be_text(tmp_path: Path) -> None:
+    """What was measured could else not be written."""
+    file = tmp_path / os.fsdecode(b"\xff.jsonl")
+    file.write_text('{"at_s": 0, "code": "1"}\n')
+    calls = tmp_path / os.fsdecode(b"\xfe.jsonl")
+    calls.write_text('{"code": "1"}\n')
+    workload = load_workload(str(calls))
+
+    [load] = loads(Arrivals("trace", trace=file), workload, seed=1)
+
+    for name in (load.words, workload.name, workload.kinds[0].name):
+        name.encode()
