@@ -134,7 +134,8 @@ class ReplyRouter:
         future = asyncio.get_running_loop().create_future()
         hasty = Waiting(record, call.id, future, now_s, joined=waiting)
         self._is_due_at(hasty, now_s + call.deadline_s + LATE_S)
-        waiting.future.add_done_callback(lambda future: self._pass_on(future, hasty))
+        # To the future and not to `hasty`, which holds `waiting`: a call that all leave never gets an answer.
+        waiting.future.add_done_callback(partial(self._pass_on, hasty.future))
         return hasty
 
     def expect(self, queued: QueuedCall) -> Waiting:
@@ -276,9 +277,9 @@ class ReplyRouter:
             waiting.when_put = None
 
     @staticmethod
-    def _pass_on(future: asyncio.Future[Answer], hasty: Waiting) -> None:
-        if not hasty.future.done():
-            hasty.future.set_result(future.result())
+    def _pass_on(to: asyncio.Future[Answer], future: asyncio.Future[Answer]) -> None:
+        if not to.done():
+            to.set_result(future.result())
 
     @staticmethod
     def _leave_behind(hasty: Waiting) -> None:

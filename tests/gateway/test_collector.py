@@ -78,3 +78,17 @@ async def test_nothing_of_a_request_is_left_when_its_caller_has_gone(
     await caller.hang_up()
     assert await bench.queue.orders("echo")
     await until(lambda: not held())
+
+
+async def test_nothing_is_left_of_callers_who_joined_for_less_time_and_have_gone(
+    bench: Bench, no_collector: None
+) -> None:
+    """Who joins with an earlier deadline has an answer of its own, which does not hold what it waits for."""
+    first = await bench.call("/v1/run", "application/json", {"id": "a", "code": "hold"})
+    await bench.service.worker.has_seen(1)
+    second = await bench.call("/v1/run", "application/json", {"id": "a", "code": "hold", "deadline_s": 5})
+    await until(lambda: bench.held == 2)
+    await first.hang_up()
+    await second.hang_up()
+    assert await bench.queue.orders("echo")
+    await until(lambda: not held())
