@@ -115,9 +115,11 @@ class Link:
 
     async def question(self, call_id: str, wait_s: float) -> tuple[int, bytes]:
         """What the gateway says of a job, after at most `wait_s`, or less where many ask. Raises as `page` does."""
+        self._opened()
         self._questions += 1
         try:
             async with self._few_questions:
+                self._still_opened()
                 if self._questions > _QUESTIONS:
                     wait_s = min(wait_s, _ROUND_S * _QUESTIONS / self._questions)
                 wait_s = min(wait_s, LONGEST_WAIT_S)
@@ -140,7 +142,7 @@ class Link:
         """
         self._opened()
         async with self._few_pages:
-            http = self._opened()
+            http = self._still_opened()
             try:
                 async with (
                     asyncio.timeout(within_s),
@@ -155,6 +157,12 @@ class Link:
     def _opened(self) -> httpx.AsyncClient:
         if self._http is None:
             raise RuntimeError("a SandboxClient works inside of `async with` only")
+        return self._http
+
+    def _still_opened(self) -> httpx.AsyncClient:
+        """For what has waited for its turn. Raises Unavailable."""
+        if self._http is None:
+            raise Unavailable("the client was closed before this was asked")
         return self._http
 
 

@@ -603,6 +603,23 @@ async def test_closing_tells_everybody_who_waits() -> None:
     assert [type(end) for end in ends] == [AnswerLost, Unavailable]
 
 
+async def test_closing_tells_who_waits_for_a_job() -> None:
+    """Those that were asked for, and those whose turn had not come."""
+    asked = asyncio.Event()
+
+    async def never(request: Request) -> None:
+        asked.set()
+        await request.until(asyncio.Event())
+
+    async with FakeGateway(job=never) as gateway:
+        async with SandboxClient(gateway.url) as client:
+            waits = [asyncio.create_task(client.submit("x")) for _ in range(9)]
+            waits += [asyncio.create_task(client.result("x", wait_s=30)) for _ in range(9)]
+            await asyncio.wait_for(asked.wait(), 10)
+        ends = await asyncio.gather(*waits, return_exceptions=True)
+    assert {type(end) for end in ends} == {Unavailable}
+
+
 def pending(call_id: str) -> bytes:
     return json.dumps({"id": call_id, "status": "pending"}).encode()
 
