@@ -375,12 +375,12 @@ class Jail:
     def _watch(self, run: _Run) -> None:
         try:
             exceeded = run.slot.group.exceeded(run.call.limits.cpu_s)
-        except OSError:
+            if self.network == "loopback" and sockets_of(run.pid) > MOST_SOCKETS:
+                exceeded = CallStatus.MEMORY_LIMIT
+        except Exception:  # whatever it is, the calls beside it would not be watched either
             log.exception("a call cannot be watched")
             self._break()
             return
-        if self.network == "loopback" and sockets_of(run.pid) > MOST_SOCKETS:
-            exceeded = CallStatus.MEMORY_LIMIT
         if exceeded is not None:
             self._end(run, exceeded)
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from sandbox.calls import ToolResult
 from sandbox.errors import JailError
 from sandbox.jail import PRELOADS, Jail, Slot
 from sandbox.jail import jail as jail_module
-from sandbox.jail.cgroups import GroupUsage
+from sandbox.jail.cgroups import Group, GroupUsage
 
 from .box import SLEEP, Box, alive, open_fds, program, until
 
@@ -59,6 +60,20 @@ class BadGroup:
         os.close(self.enter_fds[0])
 
 
+class OddGroup:
+    """A real group that cannot be read, in a way that nobody foresaw."""
+
+    def __init__(self, real: Group) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def exceeded(self, cpu_s: float) -> None:
+        """Fail, every time."""
+        raise ValueError("a counter that is no number")
+
+
 class FewWatches:
     """An epoll of a user who may have no more than so many further watches."""
 
@@ -84,6 +99,19 @@ class TestFaults:
             with pytest.raises(JailError, match="'enter cgroup': Bad file descriptor"):
                 box.do(box.jail.run(program("print(1)"), Slot(1, group)))
         group.close()
+        assert box.out("print(1)") == "1\n"
+
+    def test_a_call_that_cannot_be_watched(self, box: Box) -> None:
+        """Whatever goes wrong when one call is looked at: no call beside it runs on without its limits."""
+        odd = Slot(box.slots.free[0].uid, OddGroup(box.slots.free[0].group))
+
+        async def beside() -> list[ToolResult | BaseException]:
+            endless = program("while True: pass", wall_s=50, cpu_s=50)
+            calls = [box.jail.run(endless, odd), box.jail.run(endless, box.slots.free[1])]
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+        assert [type(result) for result in box.do(beside())] == [JailError, JailError]
+        box.renew()
         assert box.out("print(1)") == "1\n"
 
     def test_a_user_that_is_not_mapped(self, box: Box) -> None:
