@@ -13,7 +13,7 @@ from loadtest.validate import TOLERANCE, Compared, validate
 PLAN, VALIDATE = "sandbox plan", "sandbox plan validate"
 _WORKLOAD = "mixed"
 _WINDOW_S = 10.0
-_HOST_CORES = 16  # as the command has it
+_HOST_CORES = 16
 
 
 def validation(size: Size) -> Iterator[Row]:
@@ -52,7 +52,8 @@ def cores(size: Size) -> Iterator[Row]:
     )
     yield Row(
         f"{size.planned_calls:,} calls ({_WORKLOAD}) within {_WINDOW_S:g} s",
-        f"{PLAN} --calls {size.planned_calls} --window {_WINDOW_S:g}s --mean {budgets.PLANNED_MEAN_S:g}",
+        f"{PLAN} --calls {size.planned_calls} --window {_WINDOW_S:g}s --mean {budgets.PLANNED_MEAN_S:g} "
+        f"--host-cores {_HOST_CORES}",
         figures,
         how=SIMULATED,
         note=f"from costs that were measured on {profile.origin}",
