@@ -27,7 +27,7 @@ from loadtest.workloads import WORKLOADS
 from sandbox import ConfigError
 from sandbox.api_keys import key_of_caller
 
-#: Exit codes beside 0: a call got a wrong answer or none, where a refusal counts as one; else, a run is invalid.
+#: Exit codes beside 0: a call got a wrong answer, a fault or neither answer nor refusal; else, a run is invalid.
 EXIT_WRONG = 1
 EXIT_INVALID = 3
 

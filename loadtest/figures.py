@@ -120,7 +120,7 @@ def to_run(
         generator_cpu_share=generator_cpu_s / took_s,
         cpu_s_per_call={part: used / len(calls) for part, used in cpu_s.items()} if cpu_s else None,
         invalid="; ".join(
-            _whys(in_time / len(calls), {"mean": (mean_s, late_mean_s), "p99": (p99_s, late_p99_s)})
+            _whys(answered, in_time / len(calls), {"mean": (mean_s, late_mean_s), "p99": (p99_s, late_p99_s)})
         ),
     )
 
@@ -164,13 +164,15 @@ def _reasons(calls: Iterable[Sent]) -> dict[str, str]:
     return found
 
 
-def _whys(sent_share: float, late: Mapping[str, tuple[float | None, float]]) -> list[str]:
+def _whys(answered: int, sent_share: float, late: Mapping[str, tuple[float | None, float]]) -> list[str]:
     """The sentences that make a run invalid."""
     whys = [
         f"the generator itself was late by {late_s * 1e3:.1f} ms, a tenth or more of the {name} of {figure_s * 1e3:.1f}"
         for name, (figure_s, late_s) in late.items()
         if figure_s is not None and late_s >= max(_LATE_FLOOR_S, _LATE_SHARE * figure_s)
     ]
+    if not answered:
+        whys.append("no call was answered")
     if sent_share < _SENT_SHARE:
         whys.append(f"the generator sent {sent_share:.1%} of the calls in the planned time")
     return whys

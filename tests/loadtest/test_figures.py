@@ -72,6 +72,12 @@ def test_a_run_without_any_answer_has_no_latency() -> None:
     assert found.answered_per_s == 0
 
 
+def test_a_run_that_was_refused_as_a_whole_is_invalid() -> None:
+    """A refusal fails no run, but of nothing else there are no figures."""
+    assert run(sent(outcome="refused")).invalid == "no call was answered"
+    assert run(sent(outcome="refused"), sent()).invalid == ""
+
+
 def test_rates_are_of_what_was_planned_sent_and_answered() -> None:
     """Answers are counted over the time until the last of them, so a backlog lowers the rate."""
     found = run(*(sent(at_s=n / 10) for n in range(99)), sent(at_s=9.9, latency_s=10.1), seconds=10)
