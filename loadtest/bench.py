@@ -74,7 +74,7 @@ def bench(  # noqa: PLR0913, PLR0917 - the options of a command line
     marked INVALID. Where keys are needed, ours is in SANDBOX_API_KEY.
 
     Exit code 1: a call got a wrong answer, a fault, or none, or no run could begin. 3: none of that, and a run is
-    invalid. A call that was refused (429, 503) fails nothing.
+    invalid. Refusals (429, 503) fail nothing; a run of which nothing else came is invalid.
     """
     if context.invoked_subcommand is not None:
         return
