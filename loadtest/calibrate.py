@@ -2,11 +2,12 @@
 
     crowd      gateway and Redis with a stand-in behind them, which could answer any number (`edge.py`)
     idle       what the stack uses while nobody calls, which is taken off all that follows
-    full       each kind of program by itself, all calls at one instant, so that every slot is busy: the CPU of each
-               program as the service tells it, and what its forkserver uses beside that
-    mixed      `MIX` in the same way: what a call in a crowd costs worker and callers
-    light      `MIX` again, few of them a second: what a call alone costs each part, how much more a program
-               costs on an idle core, and how long a call takes
+    mixed      `MIX`, all calls at one instant, so that every slot is busy: what a call in a crowd costs worker and
+               callers
+    full       each kind of program by itself in the same way: the CPU of each program as the service tells it, and
+               what its forkserver uses beside that
+    light      `MIX` again, few of them a second, before and after that: what a call alone costs each part, how much
+               more a program costs on an idle core, and how long a call takes
 
 How many calls a second the machine can do is taken from the CPU of a call, the middle of alone and in a crowd, so that
 others on it do not make it less. On a quiet machine that is what all calls at one instant came to, 290 a second.
@@ -58,7 +59,7 @@ _WARM_JAIL = 0.02  # cores that jails may use while nobody calls
 _FULL_CALLS = {"print": 300, "numpy": 240, "sympy": 120, "sleep-20": 80, "sleep-100": 40, "sleep-300": 20}
 _MIXED_CALLS = 400
 _LIGHT_SHARE = 1 / 9
-_LIGHT_S = 5.0
+_LIGHT_S = 3.0
 _REPEATS = 2
 _LOOK_S, _MOST_LOOKS = 0.2, 10
 _QUANTILES = 40
@@ -85,6 +86,22 @@ class Observed:
     def is_disturbed(self) -> bool:
         """Whether its figures are rather those of the machine's other users."""
         return self.others_cores > QUIET_CORES or self.late_s > QUIET_LATE_S
+
+    @property
+    def call_s(self) -> float:
+        """CPU of all parts for each call, with what they use anyway."""
+        return sum(self.cpu_s.values()) / len(self.sent)
+
+    def then(self, later: Observed) -> Observed:
+        """One run of this one and a later one."""
+        start_s = max(call.at_s + call.latency_s for call in self.sent) + 1.0
+        return Observed(
+            sent=[*self.sent, *(replace(call, at_s=call.at_s + start_s) for call in later.sent)],
+            took_s=self.took_s + later.took_s,
+            cpu_s={part: used + later.cpu_s[part] for part, used in self.cpu_s.items()},
+            rss_bytes=later.rss_bytes,
+            others_cores=max(self.others_cores, later.others_cores),
+        )
 
     def each_s(self, part: str, idle: Mapping[str, float]) -> float:
         """CPU of a part for each call, without what it uses anyway."""
@@ -140,14 +157,18 @@ async def measure_profile(stack: Stack, target: Target, crowd: Way, say: Callabl
     await observe(stack, target, [Planned(0.0, KINDS[name]) for name in _FULL_CALLS for _ in range(_WARM_UP)])
     say("idle")
     idle = await _idle(stack)
-    each = {name: await full(name, [Planned(0.0, KINDS[name])] * n) for name, n in _FULL_CALLS.items()}
     kinds = MIX.draw(rng)
     mixed = await full("mixed", [Planned(0.0, kind) for kind in islice(kinds, _MIXED_CALLS)])
-    crowd_s = sum(mixed.cpu_s.values()) / len(mixed.sent)
-    say("light")
-    times = poisson(_LIGHT_SHARE * cores() / crowd_s, _LIGHT_S, rng)
+    times = poisson(_LIGHT_SHARE * cores() / mixed.call_s, _LIGHT_S, rng)
     spread = [Planned(at_s, kind) for at_s, kind in zip(times, kinds, strict=False)]
-    light = await Patience(_REPEATS).observe(stack, target, spread, say)
+
+    async def observe_light() -> Observed:
+        say("light")
+        return await Patience(_REPEATS).observe(stack, target, spread, say)
+
+    before = await observe_light()
+    each = {name: await full(name, [Planned(0.0, KINDS[name])] * n) for name, n in _FULL_CALLS.items()}
+    light = before.then(await observe_light())
 
     def cost(part: str, call_s: float) -> Cost:
         alone_s = light.each_s(part, idle)
@@ -170,7 +191,8 @@ async def measure_profile(stack: Stack, target: Target, crowd: Way, say: Callabl
             worker=cost("worker", mixed.each_s("worker", idle)),
             cold=max(1.0, _program_s(light) / _program_s(mixed)),
         ),
-        calls_per_s=2 * cores() / (crowd_s + sum(light.cpu_s.values()) / len(light.sent)),
+        calls_per_s=2 * cores() / (mixed.call_s + light.call_s),
+        idle_jail_cores=idle["jail"],
         gateway_rss_bytes=mixed.rss_bytes["gateway"],
         host_rss_bytes=mixed.rss_bytes["worker"] + mixed.rss_bytes["jail"],
         others_cores=fmean([mixed.others_cores, light.others_cores]),

@@ -204,38 +204,43 @@ def _floor_table(made: Plan) -> Table:
 
 def _print_validation(console: Console, found: Validation) -> None:
     table = make_table(f"{found.workload} on {found.profile.machine}")
-    for heading in (
+    headings = (
         "load",
         "calls/s",
         "calls",
+        "CPU",
         "",
-        "simulated ms",
-        "measured ms",
+        "foretold ms",
+        "at its CPU",
+        "measured",
         "off by",
         "others",
-        "late ms",
-    ):
-        table.add_column(heading, justify="right")
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     for load in found.loads:
         rows = zip(
             ("mean", "p95"),
+            (load.foretold.mean_s, load.foretold.p95_s),
             (load.predicted.mean_s, load.predicted.p95_s),
             (load.measured.mean_s, load.measured.p95_s),
             load.differences,
             strict=True,
         )
-        for name, predicted, measured, difference in rows:
-            head = (
-                (f"{load.share:.0%}", f"{load.rate:.0f}", str(load.calls)) if name == "mean" else ("", "", "")
-            )
-            tail = (f"{load.others_cores:.2f}", f"{1e3 * load.late_s:.1f}") if name == "mean" else ("", "")
+        head = (f"{load.share:.0%}", f"{load.rate:.0f}", str(load.calls), f"x {load.slower:.2f}")
+        others = f"{load.others_cores:.2f}"
+        for name, *times_s, difference in rows:
             mark = "" if abs(difference) <= TOLERANCE else " !"
-            figures = (f"{1e3 * predicted:.1f}", f"{1e3 * measured:.1f}", f"{difference:+.0%}{mark}")
-            table.add_row(*head, name, *figures, *tail)
+            figures = (*(f"{1e3 * time_s:.1f}" for time_s in times_s), f"{difference:+.0%}{mark}")
+            table.add_row(*head, name, *figures, others)
+            head, others = ("", "", "", ""), ""
     console.print(table)
     if disturbed := sum(load.is_disturbed for load in found.loads):
         console.print(
             f"In {disturbed} of {len(found.loads)} runs others used cores, or the generator was late."
         )
+    console.print(
+        "CPU: of programs in the run, over that at the time of the profile; at its CPU: simulated with it"
+    )
     verdict = "every prediction lies" if found.is_within else "NOT every prediction lies"
     console.print(f"{verdict} within {TOLERANCE:.0%} of what was measured")

@@ -6,7 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -48,6 +48,7 @@ class Profile:
     calls_per_s: (
         float  # of the calibration's mix that its cores can do, if callers run on them too and nobody else
     )
+    idle_jail_cores: float  # that forkservers use while nobody calls
     gateway_rss_bytes: int
     host_rss_bytes: int  # of worker and jails with every slot busy; pages that they share count for each
     others_cores: float  # that others used meanwhile
@@ -56,6 +57,28 @@ class Profile:
     def origin(self) -> str:
         """Where the figures come from, for a reader."""
         return f"{self.machine}, {self.day}, where others used {self.others_cores:.2f} cores"
+
+
+def at_speed(profile: Profile, factor: float) -> Profile:
+    """The profile of a machine on which everything takes so many times the CPU."""
+    kinds = {
+        name: replace(
+            kind, cpu_s=tuple(cpu_s * factor for cpu_s in kind.cpu_s), beside_s=kind.beside_s * factor
+        )
+        for name, kind in profile.kinds.items()
+    }
+    costs = profile.costs
+    return replace(
+        profile,
+        kinds=kinds,
+        costs=replace(
+            costs,
+            caller=costs.caller.times(factor),
+            gateway=costs.gateway.times(factor),
+            redis=costs.redis.times(factor),
+            worker=costs.worker.times(factor),
+        ),
+    )
 
 
 def load_profile(path: Path) -> Profile:

@@ -67,6 +67,10 @@ class Cost:
         """Of a call that has a round to itself."""
         return self.round_s + self.call_s
 
+    def times(self, factor: float) -> Cost:
+        """So many times it."""
+        return Cost(self.round_s * factor, self.call_s * factor)
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -110,6 +114,7 @@ class Simulated:
     latency_s: list[float]  # in the order of the calls
     end_s: float = 0.0  # when the last call was through
     host_cpu_s: float = 0.0
+    program_cpu_s: float = 0.0  # of it, of programs that have an end, and their forkservers
     gateway_cpu_s: float = 0.0
     redis_cpu_s: float = 0.0
     in_flight_peak: int = 0
@@ -361,6 +366,7 @@ class _Service:
             self._clock.at(self._clock.now + work.limit_s, self._limit, task)
             return
         cpu_s = work.cpu_s * self._costs.cold if cores.is_idle else work.cpu_s
+        self._result.program_cpu_s += cpu_s
         cores.run(cpu_s, self._sleep if work.idle_s else self._end, call)
 
     def _sleep(self, call: int) -> None:

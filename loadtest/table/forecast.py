@@ -30,6 +30,7 @@ def beside(load: Compared, workload: str, answered_by: str) -> Row:
         Figure("measured", 1e3 * load.measured.mean_s, "ms"),
         Figure("p95 predicted", 1e3 * load.predicted.p95_s, "ms"),
         Figure("measured", 1e3 * load.measured.p95_s, "ms"),
+        Figure("CPU of the profile", load.slower, "times"),
         Figure("off by", round(100 * max(map(abs, load.differences))), "%", at_most=100 * TOLERANCE),
     )
     note = f"DISTURBED: others used {load.others_cores:.2f} cores" if load.is_disturbed else ""

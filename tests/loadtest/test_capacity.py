@@ -36,6 +36,7 @@ def synthetic(cpu_s: float) -> Profile:
         kinds={"print": KindCost(lognormal(cpu_s))},
         costs=Costs(gateway=Cost(0.0, 1e-6), redis=Cost(0.0, 1e-6), fixed_s=0.012),
         calls_per_s=1 / cpu_s,
+        idle_jail_cores=0.0,
         gateway_rss_bytes=1,
         host_rss_bytes=1,
         others_cores=0.0,

@@ -104,7 +104,7 @@ def test_what_is_simulated_says_so() -> None:
 def test_a_prediction_stands_beside_what_was_measured() -> None:
     """Both words stand on the row, and the larger difference is held against the tolerance."""
     load = Compared(
-        share=0.3, rate=50.0, seconds=4.0, seed=1, calls=200, predicted=Times(0.010, 0.021),
+        share=0.3, rate=50.0, seconds=4.0, seed=1, calls=200, foretold=Times(0.009, 0.020), slower=1.1, predicted=Times(0.010, 0.021),
         measured=Times(0.010, 0.030), others_cores=0.0, late_s=0.0, is_disturbed=False,
     )  # fmt: skip
     row = beside(load, "mixed", JAIL)
