@@ -18,15 +18,10 @@ from loadtest.load import Arrivals, Load, loads, warm_up
 from loadtest.machine import Machine, this_machine
 from loadtest.openloop import PATIENCE_S, Sent, Target, run_open_loop
 from loadtest.processes import used_by
-from loadtest.stack import Stack, own_stack
+from loadtest.stack import Stack, own_stack, settle
 from loadtest.targets import check_calls, open_target
 from loadtest.workloads import Workload, load_workload
 from sandbox import ConfigError, SandboxClient, Unavailable
-
-_SETTLE_S = 15.0
-_LOOK_S = 0.5  # how often the CPU of a stack is looked at while it settles
-_QUIET_LOOKS = 3  # one after the other: what waits for a core that others use looks idle, too
-_IDLE_SHARE = 0.1  # of a core, that all of it together uses when nobody asks it; it is 0.04
 
 _OURS = {"v1", "client"}  # targets that tell who answered
 
@@ -95,7 +90,8 @@ async def _measure(
     calls: list[list[Sent]] = []
     async with open_target(url, options.target, options.api_key) as target:
         await _warm_up(target, workload, options.patience_s)
-        await _settle(stack)
+        if stack:
+            await settle(stack)
         first_s = time.monotonic()
         for load in planned:
             on_run(load)
@@ -143,19 +139,6 @@ async def _warm_up(target: Target, workload: Workload, patience_s: float) -> Non
     if not any(map(is_answered, calls)):
         call = calls[-1]
         raise Unavailable(f"no call was served before the first run; the last was {call.outcome}: {call.why}")
-
-
-async def _settle(stack: Stack | None) -> None:
-    """Wait until a stack of our own has started what it starts behind its first answers: forkservers, seconds of CPU.
-
-    It tells nobody when it has, so its CPU is looked at. What is not done after a while counts in the first run.
-    """
-    give_up_at = time.monotonic() + _SETTLE_S
-    used_s, quiet = sum(_cpu_s(stack).values()), 0
-    while stack and quiet < _QUIET_LOOKS and time.monotonic() < give_up_at:
-        await asyncio.sleep(_LOOK_S)
-        before_s, used_s = used_s, sum(_cpu_s(stack).values())
-        quiet = quiet + 1 if used_s - before_s < _IDLE_SHARE * _LOOK_S else 0
 
 
 def _cpu_s(stack: Stack | None) -> dict[str, float]:

@@ -19,7 +19,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -33,7 +32,7 @@ from loadtest.callers import WARM_UP_CALLS, measure_callers
 from loadtest.held import descendants
 from loadtest.machine import Machine, this_machine
 from loadtest.processes import processes_of, used_by
-from loadtest.stack import Stack, own_stack
+from loadtest.stack import Stack, own_stack, settle
 from loadtest.terminal import counted, make_console, make_table, print_error
 from sandbox.errors import ConfigError, SandboxError
 from sandbox.settings import SLOTS_PER_CORE
@@ -42,9 +41,6 @@ CALLERS_A_SLOT = 4  # so that no slot waits for a caller
 WORKERS = (1, 2, 4, 8)
 GATEWAYS = (2, 3)  # beside the one that each row of workers has
 _PARTS = ("gateway", "redis", "worker", "jail")
-_WARM_S = 45.0  # until the jails of all workers have loaded what they load
-_LOOK_S = 0.5
-_STILL = 0.05  # of a core, for all jails: nothing is loaded any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,7 @@ def measure_scaling(
     for workers, gateways in stacks:
         options = ("--workers", workers, "--slots", SLOTS_PER_CORE, "--gateways", gateways)
         with own_stack(*map(str, options)) as stack:
-            _wait_until_warm(stack)
+            asyncio.run(settle(stack))
             for pinned in (False, True) if gateways == 1 else (False,):
                 if pinned:
                     pin(stack)
@@ -108,19 +104,6 @@ def measure_scaling(
                 rows.append(_measure(stack, workers, gateways, seconds, first_ms, pinned=pinned))
         on_stack()
     return rows
-
-
-def _wait_until_warm(stack: Stack) -> None:
-    """Nobody outside of a worker is told, so we look what its jails use."""
-    give_up_at = time.monotonic() + _WARM_S
-    before_s = used_by(stack.pid)["jail"].cpu_s
-    while time.monotonic() < give_up_at:
-        time.sleep(_LOOK_S)
-        used_s = used_by(stack.pid)["jail"].cpu_s
-        if used_s - before_s <= _STILL * _LOOK_S:
-            return
-        before_s = used_s
-    raise ConfigError(f"the jails still load libraries after {_WARM_S:.0f} s; is the machine busy?")
 
 
 def pin(stack: Stack) -> None:

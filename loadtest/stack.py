@@ -12,6 +12,7 @@ pipe can never stop it.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import re
@@ -20,16 +21,22 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO, NamedTuple
 
+from loadtest.processes import Use, used_by
 from sandbox import ConfigError
 
 _START_S = 60.0  # the first start of all compiles byte code
 _STOP_S = 60.0  # longer than the workers' grace
 _KILL_S = 5.0
+_SETTLE_S = 60.0
+_LOOK_S = 0.5
+_STILL = 0.05  # of a core, for all jails: nothing is loaded any more
+_STILL_LOOKS = 3  # one after the other: what waits for a core that others use looks idle, too
 _LISTENING = re.compile(r"listening on (?P<url>http://\S+)")
 
 
@@ -50,6 +57,26 @@ def own_stack(*options: str) -> Iterator[Stack]:
         yield stack
 
 
+async def settle(stack: Stack) -> None:
+    """Wait until a stack has started what it starts behind its first answers: forkservers, seconds of CPU.
+
+    Nobody outside of a worker is told when it has, so the CPU of its jails is looked at. Raises ConfigError when they
+    have not come to rest after a while.
+    """
+    give_up_at = time.monotonic() + _SETTLE_S
+    used_s, still = _jails_s(stack), 0
+    while still < _STILL_LOOKS:
+        if time.monotonic() > give_up_at:
+            raise ConfigError(f"the jails still load libraries after {_SETTLE_S:.0f} s; is the machine busy?")
+        await asyncio.sleep(_LOOK_S)
+        before_s, used_s = used_s, _jails_s(stack)
+        still = still + 1 if used_s - before_s <= _STILL * _LOOK_S else 0
+
+
+def _jails_s(stack: Stack) -> float:
+    return used_by(stack.pid).get("jail", Use()).cpu_s
+
+
 @contextmanager
 def service_at(url: str) -> Iterator[str]:
     """The URL of a service: the one that is given, or, where none is, of a stack of our own."""
@@ -57,6 +84,7 @@ def service_at(url: str) -> Iterator[str]:
         yield url
     else:
         with own_stack() as stack:
+            asyncio.run(settle(stack))
             yield stack.url
 
 

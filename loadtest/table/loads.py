@@ -16,7 +16,7 @@ from loadtest.processes import used_by
 from loadtest.scaling import measure_scaling
 from loadtest.sizing import HostLimits, plan
 from loadtest.sockets import HOLD_S
-from loadtest.stack import own_stack
+from loadtest.stack import own_stack, settle
 from loadtest.table.rows import JAIL, Figure, Row, Size
 from loadtest.together import Together
 from loadtest.together import measure as measure_together
@@ -32,6 +32,7 @@ _RATES = (20.0, 40.0, 80.0, 160.0)
 def closed_loop(size: Size) -> Iterator[Row]:
     """Calls a second, and what a worker uses for one."""
     with own_stack() as stack:
+        asyncio.run(settle(stack))
         for kind, budget in budgets.CALLS_PER_S.items():
             before = used_by(stack.pid)["worker"].cpu_s
             (cell,) = asyncio.run(measure_callers(stack.url, [(kind, size.callers)], size.seconds, _silently))
