@@ -21,7 +21,7 @@ from loadtest.measure import Bench, Options, measure
 from loadtest.openloop import PATIENCE_S
 from loadtest.sockets import sockets
 from loadtest.targets import TARGETS
-from loadtest.terminal import make_console, make_table
+from loadtest.terminal import check_place, make_console, make_table, refuse_options
 from loadtest.trace import to_line
 from loadtest.workloads import WORKLOADS
 from sandbox import ConfigError
@@ -77,11 +77,14 @@ def bench(  # noqa: PLR0913, PLR0917 - the options of a command line
     invalid. Refusals (429, 503) fail nothing; a run of which nothing else came is invalid.
     """
     if context.invoked_subcommand is not None:
+        refuse_options(context)
         return
     if arrivals not in ARRIVALS:
         raise typer.BadParameter(f"--arrivals is one of {', '.join(ARRIVALS)}")
     if target not in TARGETS:
         raise typer.BadParameter(f"--target is one of {', '.join(TARGETS)}")
+    for place in (calls, html):
+        check_place(place)
     console = Console(stderr=True) if as_json else make_console()
     options = Options(
         url=url,

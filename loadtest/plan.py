@@ -21,7 +21,7 @@ from loadtest.profile import SHIPPED, Profile, load_profile, save_profile
 from loadtest.simulate import CORES_A_WORKER
 from loadtest.stack import own_stack
 from loadtest.targets import open_target
-from loadtest.terminal import make_console, make_table
+from loadtest.terminal import check_place, make_console, make_table, options_given, refuse_options
 from loadtest.validate import TOLERANCE, Validation
 from loadtest.validate import validate as validate_here
 from loadtest.workloads import WORKLOADS
@@ -71,7 +71,12 @@ def plan(  # noqa: PLR0913, PLR0917 - the options of a command line
     `validate` shows how well the simulation foretells what the real stack does here.
     """
     if context.invoked_subcommand is not None:
+        refuse_options(context)
         return
+    if trace is not None and (ignored := {"--calls", "--window"} & set(options_given(context))):
+        raise typer.BadParameter(
+            f"--trace says when which calls come; leave out {', '.join(sorted(ignored))}"
+        )
     costs = load_profile(profile)
     if trace is not None:
         load = read_load(costs, trace, workload, mean)
@@ -93,6 +98,7 @@ def measure(
     out: Annotated[Path, typer.Option("-o", "--out", help="The profile to write.")],
 ) -> None:
     """Measure what calls cost on this machine, in less than a minute, for `sandbox plan --profile`."""
+    check_place(out)
     console = make_console()
     measured = measure_here(_steps(console))
     save_profile(measured, out)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from sandbox import SandboxError
+from sandbox import ConfigError, SandboxError
 
 _WIDTH = 100  # of what is no terminal, such as a log
 
@@ -30,6 +32,31 @@ def counted(console: Console, name: str, total: int) -> Iterator[Callable[[], No
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(name, total=total)
         yield lambda: progress.advance(task)
+
+
+def options_given(context: typer.Context) -> list[str]:
+    """The options that stand on the command line before a command's name, or beside each other."""
+    return [
+        f"--{name.removeprefix('as_').replace('_', '-')}"
+        for name in context.params
+        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    ]
+
+
+def refuse_options(context: typer.Context) -> None:
+    """End where options stand before a subcommand, which they would not reach. Raises typer.BadParameter."""
+    if found := options_given(context):
+        raise typer.BadParameter(
+            f"{', '.join(found)}: no option of `{context.invoked_subcommand}`, or written before its name"
+        )
+
+
+def check_place(path: Path | None) -> None:
+    """Raise ConfigError where nothing can be written there, before there is anything to lose."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ConfigError(
+            f"cannot write {path}: {'it is a folder' if path.is_dir() else 'there is no such folder'}"
+        )
 
 
 def make_table(title: str) -> Table:

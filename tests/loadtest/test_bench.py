@@ -190,6 +190,10 @@ def test_no_service_is_one_line() -> None:
         (("--target", "code-judge"), "--url"),
         (("--workload", "no such"), "mixed"),
         (("--burst", "3"), "--rate"),
+        (("--html", "no such folder/page.html"), "there is no such folder"),
+        (("--calls", "."), "it is a folder"),
+        (("--url", "http://127.0.0.1:1", "sockets"), "--url"),
+        (("--json", "inflight"), "before its name"),
     ],
 )
 def test_a_mistake_is_answered_with_the_remedy(arguments: tuple[str, ...], complaint: str) -> None:

@@ -150,6 +150,22 @@ def test_the_command_prints_one_object() -> None:
     assert made["needed"]["cores"] == 2 * made["needed"]["hosts"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--trace", "x", "--calls", "7"), "leave out --calls"),
+        (("--profile", "x", "validate"), "--profile"),
+        (("measure", "-o", "no such folder/profile.json"), "there is no such folder"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(arguments: tuple[str, ...], complaint: str) -> None:
+    """Nobody waits for a plan that leaves out half of what was asked."""
+    done = CliRunner().invoke(app, ["plan", *arguments])
+    assert done.exit_code in {1, 2}
+    assert complaint in (done.stderr or str(done.exception))
+    assert done.stdout == ""
+
+
 def test_the_tables_say_what_they_are() -> None:
     """Every table is marked simulated, and the machine of the costs is named."""
     done = CliRunner().invoke(app, ["plan", "--calls", "500", "--window", "1s"])
