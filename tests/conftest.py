@@ -14,15 +14,28 @@ from pathlib import Path
 import pytest
 import redis
 
+from sandbox.errors import ConfigError
+from sandbox.jail import runtime
 from sandbox.keys import Keys
 from sandbox.redis_server import RedisServer, wait_ready
-from sandbox.settings import RedisSettings
+from sandbox.settings import RedisSettings, load_settings
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> None:
     """Let Ctrl-C end the programs that tests start, also below a shell or runner that ignores it for us."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def _jail_runtime() -> None:
+    """What the service needs and `make test` makes."""
+    try:
+        runtime.check(load_settings().jail.runtime)
+    except ConfigError as exc:
+        if os.environ.get("CI") == "true":  # noqa: TID251 - whether we are in CI is no setting of the service
+            pytest.fail(str(exc))
+        pytest.skip(str(exc))
 
 
 class RunningRedis:

@@ -22,25 +22,14 @@ from loadtest.load import Arrivals
 from loadtest.measure import Options, measure
 from loadtest.stack import own_stack, standin_stack
 from sandbox import ConfigError, InvalidCall
-from sandbox.jail import runtime
-from sandbox.settings import load_settings
+
+pytestmark = pytest.mark.usefixtures("_jail_runtime")
 
 SECOND = Arrivals("constant", rates=(20,), seconds=1)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _runtime() -> None:
-    """What the service needs and `make test` makes."""
-    try:
-        runtime.check(load_settings().jail.runtime)
-    except ConfigError as exc:
-        if os.environ.get("CI") == "true":  # noqa: TID251 - whether we are in CI is no setting of the service
-            pytest.fail(str(exc))
-        pytest.skip(str(exc))
-
-
 @pytest.fixture(scope="module")
-def url(_runtime: None) -> Iterator[str]:
+def url(_jail_runtime: None) -> Iterator[str]:
     """A whole service."""
     with own_stack() as running:
         yield running.url

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -13,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from loadtest.stack import own_stack, standin_stack
-from sandbox import ConfigError
 from sandbox.api_keys import new_key, stanza
-from sandbox.jail import runtime
-from sandbox.settings import API_KEY, load_settings
+from sandbox.settings import API_KEY
+
+pytestmark = pytest.mark.usefixtures("_jail_runtime")
 
 FILES = Path(__file__).parents[2] / "loadtest" / "locustfiles"
 
@@ -54,19 +53,8 @@ def users_in(output: str) -> list[int]:
     return [int(users) for users in re.findall(r"Shape test updating to (\d+) users", output)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _runtime() -> None:
-    """What the service needs and `make test` makes."""
-    try:
-        runtime.check(load_settings().jail.runtime)
-    except ConfigError as exc:
-        if os.environ.get("CI") == "true":  # noqa: TID251 - whether we are in CI is no setting of the service
-            pytest.fail(str(exc))
-        pytest.skip(str(exc))
-
-
 @pytest.fixture(scope="module")
-def url(_runtime: None) -> Iterator[str]:
+def url(_jail_runtime: None) -> Iterator[str]:
     """A whole service."""
     with own_stack() as running:
         yield running.url

@@ -9,20 +9,9 @@ import pytest
 from loadtest.processes import processes_of
 from loadtest.scaling import _threads, measure_scaling, pin
 from loadtest.stack import own_stack
-from sandbox import ConfigError, SandboxClient
-from sandbox.jail import runtime
-from sandbox.settings import load_settings
+from sandbox import SandboxClient
 
-
-@pytest.fixture(autouse=True)
-def _runtime() -> None:
-    """What the service needs and `make test` makes."""
-    try:
-        runtime.check(load_settings().jail.runtime)
-    except ConfigError as exc:
-        if os.environ.get("CI") == "true":  # noqa: TID251 - whether we are in CI is no setting of the service
-            pytest.fail(str(exc))
-        pytest.skip(str(exc))
+pytestmark = pytest.mark.usefixtures("_jail_runtime")
 
 
 def test_a_row_counts_every_part_that_a_call_passes() -> None:

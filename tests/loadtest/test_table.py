@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Sequence
 
 import pytest
@@ -16,9 +15,8 @@ from loadtest.table.forecast import beside
 from loadtest.table.rows import JAIL, MEASURED, SIMULATED, Figure, Row, Size, to_markdown
 from loadtest.table.sections import SECTIONS
 from loadtest.validate import Compared, Times
-from sandbox import ConfigError
-from sandbox.jail import runtime
-from sandbox.settings import load_settings
+
+pytestmark = pytest.mark.usefixtures("_jail_runtime")
 
 SMALL = Size(
     edge_calls=2048,
@@ -36,17 +34,6 @@ SMALL = Size(
     planned_calls=500,
 )
 BY_NAME = {section.measure.__name__: section for section in SECTIONS}
-
-
-@pytest.fixture(autouse=True)
-def _runtime() -> None:
-    """What the service needs and `make test` makes."""
-    try:
-        runtime.check(load_settings().jail.runtime)
-    except ConfigError as exc:
-        if os.environ.get("CI") == "true":  # noqa: TID251 - whether we are in CI is no setting of the service
-            pytest.fail(str(exc))
-        pytest.skip(str(exc))
 
 
 def measured(*names: str) -> list[Row]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -16,24 +15,12 @@ import pytest
 
 from loadtest.samples import load_samples
 from loadtest.stack import own_stack
-from sandbox import ConfigError
-from sandbox.jail import runtime
-from sandbox.settings import load_settings
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _runtime() -> None:
-    """What the service needs and `make test` makes."""
-    try:
-        runtime.check(load_settings().jail.runtime)
-    except ConfigError as exc:
-        if os.environ.get("CI") == "true":  # noqa: TID251 - whether we are in CI is no setting of the service
-            pytest.fail(str(exc))
-        pytest.skip(str(exc))
+pytestmark = pytest.mark.usefixtures("_jail_runtime")
 
 
 @pytest.fixture(scope="module")
-def url(_runtime: None) -> Iterator[str]:
+def url(_jail_runtime: None) -> Iterator[str]:
     """A whole service for the tools that take one."""
     with own_stack() as running:
         yield running.url

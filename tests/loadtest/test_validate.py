@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from statistics import fmean
 
@@ -18,26 +17,12 @@ from loadtest.targets import open_target
 from loadtest.timing import percentile
 from loadtest.validate import TOLERANCE, foretell
 from loadtest.workloads import KINDS
-from sandbox import ConfigError
-from sandbox.jail import runtime
-from sandbox.settings import load_settings
 
 SLOTS = 4
 SECONDS = 3.5
 ATTEMPTS = 3
 SLEEPERS = [KINDS["sleep-100"], KINDS["sleep-300"]]  # three to two
 MEAN_SLEEP_S = 0.18
-
-
-@pytest.fixture(scope="module")
-def _runtime() -> None:
-    """What the service needs and `make test` makes."""
-    try:
-        runtime.check(load_settings().jail.runtime)
-    except ConfigError as exc:
-        if os.environ.get("CI") == "true":  # noqa: TID251 - whether we are in CI is no setting of the service
-            pytest.fail(str(exc))
-        pytest.skip(str(exc))
 
 
 def sleepers(rate: float, seconds: float, seed: int) -> list[Planned]:
@@ -61,7 +46,7 @@ async def off_by(stack: Stack, target: Target, planned: list[Planned]) -> tuple[
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.usefixtures("_runtime")
+@pytest.mark.usefixtures("_jail_runtime")
 def test_the_real_stack_does_what_was_foretold() -> None:
     """Sleepers that wait for four slots take, at five loads, within a fifth of what is foretold: mean and 95th percentile.
 
