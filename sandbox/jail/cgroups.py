@@ -451,5 +451,7 @@ def _sweep(parent: Path) -> None:
     for folder in parent.glob(f"{FOLDER}-w*"):
         # Busy: its worker lives, or its programs are just dying and the next sweep gets it.
         with contextlib.suppress(OSError), _locked(folder):
-            for group in [*folder.glob("slot-*"), folder]:
+            for group in folder.glob("slot-*"):
+                _sweep(group)  # of workers that were started in there
                 group.rmdir()
+            folder.rmdir()

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -315,8 +315,10 @@ def test_swap_does_not_extend_the_bound(groups: Groups) -> None:
 
 
 _WORKER = """
-import sys
+import pathlib, sys
 from sandbox.jail.cgroups import Groups, find_place
+for group in sys.argv[1:]:
+    pathlib.Path(group, "cgroup.procs").write_text("0")
 groups = Groups(find_place())
 groups.add(1)
 print("made", flush=True)
@@ -324,9 +326,10 @@ sys.stdin.read()
 """
 
 
-def start_worker() -> subprocess.Popen[bytes]:
-    """A process that holds groups until it is killed."""
-    process = subprocess.Popen([sys.executable, "-c", _WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def start_worker(within: Sequence[Path] = ()) -> subprocess.Popen[bytes]:
+    """A process that holds groups until it is killed, in groups of its own or in these."""
+    command = [sys.executable, "-c", _WORKER, *map(str, within)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"made\n"
     return process
@@ -343,6 +346,20 @@ def test_a_killed_workers_groups_are_swept() -> None:
     assert len(folders_of(worker.pid)) == len(PLACE.parents)
     Groups(PLACE).close()
     assert not folders_of(worker.pid)
+
+
+@pytest.mark.skipif(PLACE.kind != "v1", reason="on v2 a slot's group gives no controllers to groups in it")
+def test_a_killed_worker_within_a_slot_of_another_is_swept() -> None:
+    """A worker that a program was, or a shell in a slot's group has started, does not keep what was around it."""
+    with start_worker() as outer:
+        slots = [folder / "slot-1" for folder in folders_of(outer.pid)]
+        with start_worker(slots) as inner:
+            assert len(list(slots[0].glob(f"{FOLDER}-w{inner.pid}-*"))) == 1
+            for worker in (inner, outer):
+                worker.kill()
+                worker.wait()
+    Groups(PLACE).close()
+    assert not folders_of(outer.pid)
 
 
 def test_workers_that_start_together() -> None:
