@@ -288,6 +288,7 @@ class Jail:
     def _begin(self, call: ToolCall, slot: Slot) -> _Run:
         ours: list[int] = []
         theirs: list[int] = []
+        watched: list[int] = []
         try:
             output_pipe(ours, theirs)
             output_pipe(ours, theirs)
@@ -299,8 +300,11 @@ class Jail:
                 theirs.append(slot.scratch.begin())
             for fd in ours:
                 self._epoll.register(fd, select.EPOLLIN)
+                watched.append(fd)
         except BaseException:
-            _close_all(ours + theirs)  # which takes them out of the epoll too
+            for fd in watched:
+                self._epoll.unregister(fd)
+            _close_all(ours + theirs)
             raise
         out, err, stdin, payload, *scratch = theirs
         fds = array.array("i", [stdin, out, err, payload, *slot.group.enter_fds, *scratch])
@@ -350,12 +354,20 @@ class Jail:
                     continue
             except BlockingIOError:  # the program has opened its stdout to read, and was quicker
                 continue
-            del self._open_outputs[fd]
+            self._stop_watching(fd)
             if output.exceeded:
-                self._epoll.unregister(fd)
                 self._end(run, CallStatus.OUTPUT_LIMIT)
             else:
                 output.close()
+
+    def _stop_watching(self, fd: int) -> None:
+        """Before the pipe is closed, which is not enough: it is in the epoll until the last process has closed it.
+
+        One that is just being started has all our descriptors for a moment; and the next call's pipe has this number.
+        """
+        del self._open_outputs[fd]
+        if not self._epoll.closed:
+            self._epoll.unregister(fd)
 
     def _look_at_all(self) -> None:
         """Look at all that runs, every WATCH_S: most calls end before a clock of their own would have rung."""
@@ -439,7 +451,8 @@ class Jail:
             timer.cancel()
         for output in run.outputs:
             if output.fd is not None:
-                self._open_outputs.pop(output.fd, None)
+                if output.fd in self._open_outputs:
+                    self._stop_watching(output.fd)
                 output.drain()
         if not self._runs:
             self._idle.set()

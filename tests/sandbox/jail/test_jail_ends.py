@@ -88,6 +88,10 @@ class FewWatches:
         self._watches -= 1
         self._real.register(fd, events)
 
+    def unregister(self, fd: int) -> None:
+        """Watch no more."""
+        self._real.unregister(fd)
+
 
 class TestFaults:
     """What we fail at is a JailError, never a verdict, and leaves a jail that works."""
@@ -113,6 +117,29 @@ class TestFaults:
         assert [type(result) for result in box.do(beside())] == [JailError, JailError]
         box.renew()
         assert box.out("print(1)") == "1\n"
+
+    def test_pipes_that_another_process_has_for_a_while(self, box: Box) -> None:
+        """A process that is just being started has all our descriptors; a call that ended meanwhile harms no later one."""
+
+        async def forked_while_it_runs() -> tuple[ToolResult, int, int]:
+            call = asyncio.create_task(
+                box.jail.run(program("input(); print(1)", stdin="\n"), box.slots.free[0])
+            )
+            await asyncio.sleep(0)  # its pipes are there
+            told, tell = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.close(tell)
+                os.read(told, 1)
+                os._exit(0)
+            os.close(told)
+            return await call, child, tell
+
+        first, child, tell = box.do(forked_while_it_runs())
+        assert first.stdout == "1\n"
+        assert [box.out(f"print({n})") for n in range(5)] == [f"{n}\n" for n in range(5)]
+        os.close(tell)
+        os.waitpid(child, 0)
 
     def test_a_user_that_is_not_mapped(self, box: Box) -> None:
         """A slot beyond the jail's users has none to run as."""
