@@ -31,7 +31,9 @@ class Connection:
     def run(self, number: int) -> str:
         """What a program prints that prints this number."""
         self._http.request("POST", "/v1/run", json.dumps({"code": f"print({number})"}))
-        return str(json.loads(self._http.getresponse().read())["stdout"])
+        answer = json.loads(self._http.getresponse().read())
+        assert "stdout" in answer, answer
+        return str(answer["stdout"])
 
     def _get(self, path: str) -> str:
         self._http.request("GET", path)
