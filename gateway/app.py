@@ -145,9 +145,8 @@ class Answers:
             if started:
                 raise  # Half an answer is out: the server logs this and cuts the connection.
             await send_error(watched, _as_error(exc))
-            exc.__traceback__ = (
-                None  # a route's frame holds it, and with the frame a body, until the collector comes
-            )
+            # A route's frame holds it, and with the frame a body, until the collector comes.
+            exc.__traceback__ = None
         finally:
             route = self._route(scope["path"])
             self._requests.labels(route, code).inc()

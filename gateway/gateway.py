@@ -303,9 +303,8 @@ class Gateway:
         """Refuse new calls and let the open ones finish; what is left after `grace_s` is answered 503."""
         self.draining = True
         self.readiness.refusing = _DRAINING
-        for (
-            task
-        ) in self._keeping:  # jobs outlive us: the queue has them, and any gateway tells what came of them
+        # Jobs outlive us: the queue has them, and any gateway tells what came of them.
+        for task in self._keeping:
             task.cancel()
         log.info("refusing calls", extra={"calls": self.admission.held, "jobs": len(self._keeping)})
         try:

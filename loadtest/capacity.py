@@ -74,9 +74,8 @@ class Outcome:
     p99_s: float
     cores_busy: float  # share of all cores' time until the last answer
     gateway_busy: float
-    redis_load: (
-        float  # cores that all Redis servers together need while the calls come: beyond 1, one is too few
-    )
+    # Cores that all Redis servers together need while the calls come: beyond 1, one is too few.
+    redis_load: float
     in_flight_peak: int
     backlog_peak: int
     last_answer_s: float

@@ -31,9 +31,8 @@ from sandbox.process import use_all_descriptors
 _READ_BYTES = 65536
 _LOOK_S = 0.005  # how often it looks whether connections were accepted
 _CONNECT_S = 10.0  # to a socket of this machine that has room
-_NO_PORT_YET = (
-    24  # IP_BIND_ADDRESS_NO_PORT: the kernel finds one as it connects, of all that are free towards there
-)
+#: IP_BIND_ADDRESS_NO_PORT: the kernel finds one as it connects, of all that are free towards there.
+_NO_PORT_YET = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +62,8 @@ class Report:
     """What a process has sent and heard."""
 
     sent: list[tuple[float, float]] = field(default_factory=list)  # of each request: begun_s, sent_s
-    heard: list[tuple[int, str, float, bool]] = field(
-        default_factory=list
-    )  # as `Heard`, with the request's number
+    # As `Heard`, with the request's number.
+    heard: list[tuple[int, str, float, bool]] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     cpu_s: float = 0.0
 

@@ -45,9 +45,8 @@ class Profile:
     day: str
     kinds: Mapping[str, KindCost]
     costs: Costs
-    calls_per_s: (
-        float  # of the calibration's mix that its cores can do, if callers run on them too and nobody else
-    )
+    # Of the calibration's mix that its cores can do, if callers run on them too and nobody else.
+    calls_per_s: float
     idle_jail_cores: float  # that forkservers use while nobody calls
     gateway_rss_bytes: int
     host_rss_bytes: int  # of worker and jails with every slot busy; pages that they share count for each

@@ -107,9 +107,8 @@ def _open_session(api_key: str | None) -> aiohttp.ClientSession:
         headers["authorization"] = f"Bearer {api_key}"
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=_CONNECT_S
-        ),  # the loop has patience, and an end of it
+        # The loop has patience, and an end of it.
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
         headers=headers,
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,

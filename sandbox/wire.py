@@ -91,9 +91,8 @@ class _Pending:
     call: ToolCall
     body: bytes
     answer: asyncio.Future[Answer]
-    requests: list[_Request] = field(
-        default_factory=list
-    )  # open ones that it was sent by; two while it moves
+    # Open ones that it was sent by; two while it moves.
+    requests: list[_Request] = field(default_factory=list)
     is_over: bool = False  # it has what comes of it
 
     @property
@@ -127,9 +126,8 @@ class Wire:
     api_key: str | None = field(default=None, repr=False)
     _buffer: deque[_Pending] = field(default_factory=deque)
     _since: float = 0.0  # when the oldest call in the buffer began to wait for the next request
-    _halves: deque[list[_Pending]] = field(
-        default_factory=deque
-    )  # of batches that were too large; they leave first
+    # Of batches that were too large; they leave first.
+    _halves: deque[list[_Pending]] = field(default_factory=deque)
     _in_flight: int = 0
     _requests: set[_Request] = field(default_factory=set)
     _moving: _Request | None = None  # the one that takes calls along, until its head is there

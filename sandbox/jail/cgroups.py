@@ -351,9 +351,8 @@ class Groups:
             _put(self._folders[""] / "cgroup.subtree_control", _enable(self._folders[""]))
         leaf = f"{FOLDER}-main" if place.kind == "v2" else ""
         own = next(iter(place.parents.values())) / leaf
-        self._end = (
-            threading.Lock()
-        )  # free at the end; an Event would wake the pulse at a third more CPU time
+        # Free at the end; an Event would wake the pulse at a third more CPU time.
+        self._end = threading.Lock()
         self._end.acquire()
         self._pulse = threading.Thread(target=self._keep_warm, args=(own,), name="cgroup-pulse", daemon=True)
         self._pulse.start()

@@ -79,9 +79,8 @@ def sealed(name: str, content: bytes) -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         written = 0
-        while written < len(
-            content
-        ):  # at once, but for a signal; by offset, so that it is read from its beginning
+        # At once, but for a signal; by offset, so that it is read from its beginning.
+        while written < len(content):
             written += os.pwrite(fd, memoryview(content)[written:], written)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     except OSError:
