@@ -147,15 +147,18 @@ def worker() -> None:
 @app.command(context_settings=_PASS_ON)
 def bench(context: typer.Context) -> None:
     """Measure a service under load: `sandbox bench --help` tells how."""
-    _need("bench", "loadtest", "aiohttp", "hdrh", "matplotlib", "redis", "uvloop")
-    _become("loadtest", ["bench", *context.args])
+    _become_loadtest("bench", context.args)
 
 
 @app.command(context_settings=_PASS_ON)
 def plan(context: typer.Context) -> None:
     """Say how many cores so many calls need, by simulation: `sandbox plan --help` tells how."""
-    _need("plan", "loadtest", "aiohttp", "hdrh", "matplotlib")
-    _become("loadtest", ["plan", *context.args])
+    _become_loadtest("plan", context.args)
+
+
+def _become_loadtest(command: str, args: list[str]) -> Never:
+    _need(command, "loadtest", "aiohttp", "hdrh", "matplotlib", "redis", "uvloop")
+    _become("loadtest", [command, *args])
 
 
 def _become(program: str, args: list[str]) -> Never:
