@@ -15,8 +15,6 @@ many more. Read the percentiles as those of N patient callers, not as those of a
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -27,7 +25,7 @@ import typer
 from rich.console import Console
 
 from loadtest.stack import service_at
-from loadtest.terminal import counted, make_console, make_table, print_error
+from loadtest.terminal import counted, make_console, make_table, print_error, print_json
 from loadtest.timing import percentile
 from loadtest.workloads import KINDS
 from sandbox import SandboxClient, SandboxError
@@ -82,8 +80,7 @@ def main(
         print_error(console, exc)
         raise typer.Exit(1) from exc
     if as_json:
-        json.dump([asdict(cell) for cell in cells], sys.stdout, indent=2)
-        print()
+        print_json([asdict(cell) for cell in cells])
     else:
         _print_cells(console, cells)
     raise typer.Exit(1 if any(cell.errors for cell in cells) else 0)

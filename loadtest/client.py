@@ -10,8 +10,6 @@ The first round connects and is not counted.
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +25,7 @@ from loadtest import budgets
 from loadtest.connections import established_to
 from loadtest.stack import standin_stack
 from loadtest.standin import NAME, PRINTED
-from loadtest.terminal import make_console, make_table, print_error
+from loadtest.terminal import make_console, make_table, print_error, print_json
 from loadtest.workloads import KINDS
 from sandbox import InternalError, SandboxClient, SandboxError
 
@@ -138,8 +136,7 @@ def main(
         print_error(console, exc)
         raise typer.Exit(1) from exc
     if as_json:
-        json.dump(asdict(cost), sys.stdout, indent=2)
-        print()
+        print_json(asdict(cost))
         return
     table = make_table(f"{cost.calls} calls at once ({cost.how}; a {cost.answered_by} answers)")
     table.add_column("what")

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -36,7 +35,7 @@ from loadtest import budgets
 from loadtest.processes import used_by
 from loadtest.stack import Stack, standin_stack
 from loadtest.standin import NAME, PRINTED
-from loadtest.terminal import make_console, make_table, print_error
+from loadtest.terminal import make_console, make_table, print_error, print_json
 from loadtest.workloads import KINDS
 from sandbox.calls import CallStatus, ToolResult
 from sandbox.errors import InternalError, SandboxError
@@ -283,8 +282,7 @@ def main(
         print_error(console, exc)
         raise typer.Exit(1) from exc
     if as_json:
-        json.dump(asdict(edge), sys.stdout, indent=2)
-        print()
+        print_json(asdict(edge))
     else:
         _print_ways(console, edge)
         _print_queue(console, edge.queue)

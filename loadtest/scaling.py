@@ -16,9 +16,7 @@ what they do beside the calls. It is read once nothing warms up any more: the ja
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -33,7 +31,7 @@ from loadtest.held import descendants
 from loadtest.machine import Machine, this_machine
 from loadtest.processes import processes_of, used_by
 from loadtest.stack import Stack, own_stack, settle
-from loadtest.terminal import counted, make_console, make_table, print_error
+from loadtest.terminal import counted, make_console, make_table, print_error, print_json
 from sandbox.errors import ConfigError, SandboxError
 from sandbox.settings import SLOTS_PER_CORE
 
@@ -78,8 +76,7 @@ def main(
         print_error(console, exc)
         raise typer.Exit(1) from exc
     if as_json:
-        json.dump([asdict(row) for row in rows], sys.stdout, indent=2)
-        print()
+        print_json([asdict(row) for row in rows])
     else:
         _print_rows(console, machine, rows)
     raise typer.Exit(1 if any(row.errors for row in rows) else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,6 +63,12 @@ def check_place(path: Path | None) -> None:
 def make_table(title: str) -> Table:
     """An empty table in our one style."""
     return Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+
+
+def print_json(value: object) -> None:
+    """One JSON object or array on stdout, which has nothing else then."""
+    json.dump(value, sys.stdout, indent=2)
+    print()
 
 
 def print_error(console: Console, error: SandboxError) -> None:
