@@ -133,7 +133,8 @@ for wall, holds in held.items():
 """
 
 _PROCESSES = 8
-_HOG = "held = bytearray(256 << 20)\nprint(len(held))"
+# It stays until it is ended: where /proc is all there is to watch it by, it may take its memory between two looks.
+_HOG = "import time\nheld = bytearray(256 << 20)\ntime.sleep(60)"
 _FLOOD = "import os\nwhile True: os.write(1, b'x' * 4096)"
 _SLEEP = "import time\ntime.sleep(60)"
 # One goes to the background in a session of its own, and holds the output open; the call ends without it.

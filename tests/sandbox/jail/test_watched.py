@@ -141,6 +141,16 @@ def test_fork_bomb(told: dict[str, Any]) -> None:
     assert 25 <= forks <= 40
 
 
+def test_the_self_test_waits_for_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However quickly a host hands out memory, the hog of the self-test is still there at the next look."""
+    monkeypatch.setattr("sandbox.jail.jail.WATCH_S", 2.0)
+    box = Box(slots=1, place=NONE)
+    try:
+        box.do(check_walls(box.jail, box.slots.free[0]))
+    finally:
+        box.close()
+
+
 def test_a_watch_that_cannot_see_ends_the_jail(box: Box) -> None:
     """A call that can no longer be looked at is a fault, and does not run on unwatched."""
     slot = Slot(box.slots.free[0].uid, Blind())
