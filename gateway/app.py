@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
@@ -15,17 +15,19 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.dead import make_dead_letters
+from gateway.dialects import DIALECTS, Door
+from gateway.engine import Engine
 from gateway.gateway import Gateway
 from gateway.openapi import add_hot_routes, add_keys
 from gateway.pages import DOCS_FILES, make_pages
 from gateway.reader import CallerGone, CallReader
 from gateway.routes import BatchRoute, JobRoute, JobsRoute, RunRoute, send_json
-from gateway.tenants import Authentication
+from gateway.tenants import Authentication, folder_of
 from sandbox.errors import InternalError, InvalidCall, SandboxError, Unauthorized
 from sandbox.queue import CallQueue
 from sandbox.settings import Settings
@@ -69,17 +71,28 @@ def create_app(settings: Settings, queue: CallQueue) -> FastAPI:
         "/v1/batch": BatchRoute(gateway, reader),
         "/v1/jobs": JobsRoute(gateway, reader),
     }
-    app.hot = {path: Answers(Authentication(route, gateway.keys), gateway) for path, route in hot.items()}
+    app.hot = {path: Answers(Authentication(route, gateway.keys, {}), gateway) for path, route in hot.items()}
+    engine = Engine(gateway, reader)
+    doors = [
+        door for name in settings.gateway.dialects if name in DIALECTS for door in DIALECTS[name](engine)
+    ]
     app.router.routes[:0] = [
         *(Route(path, route, methods=["POST"]) for path, route in hot.items()),
         Route("/v1/jobs/{call_id:path}", JobRoute(gateway, reader), methods=["GET", "DELETE"]),
+        *map(_route, doors),
     ]
     app.include_router(make_pages(gateway, reader, _TITLE, release))
     app.include_router(make_dead_letters(gateway))
     app.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_offline", "static")]))
-    app.add_middleware(Authentication, keys=gateway.keys)
-    app.add_middleware(Answers, gateway=gateway)
+    app.add_middleware(Authentication, keys=gateway.keys, doors={door.path: door.scope for door in doors})
+    app.add_middleware(Answers, gateway=gateway, doors=[door.path for door in doors])
     return app
+
+
+def _route(door: Door) -> BaseRoute:
+    if door.path.endswith("/"):
+        return Mount(door.path.rstrip("/"), door.app)
+    return Route(door.path, door.app, methods=list(door.methods))
 
 
 class _App(FastAPI):
@@ -115,11 +128,20 @@ class Answers:
     gets the traceback under the same id.
     """
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+    def __init__(self, app: ASGIApp, gateway: Gateway, doors: Iterable[str] = ()) -> None:
         self._app = app
         self._gateway = gateway
         self._requests = gateway.metrics.requests
-        self._routes = {"/v1/run", "/v1/batch", "/v1/jobs", "/v1/status", "/healthz", "/readyz", "/metrics"}
+        self._routes = {
+            "/v1/run",
+            "/v1/batch",
+            "/v1/jobs",
+            "/v1/status",
+            "/healthz",
+            "/readyz",
+            "/metrics",
+            *doors,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and answer for it if it comes back as an exception."""
@@ -157,6 +179,8 @@ class Answers:
             return "/v1/jobs/ID"
         if path.startswith("/v1/dead"):
             return "/v1/dead"
+        if (folder := folder_of(path)) in self._routes:
+            return folder
         return path if path in self._routes else "other"
 
 

@@ -77,9 +77,9 @@ class CallReader:
         return self._one(body, header_s)
 
     def _one(self, body: bytes, header_s: float | None) -> ToolCall:
-        if _has_more_parts(body, _CALL_PARTS):
+        if has_more_parts(body, _CALL_PARTS):
             raise InvalidCall("body: it has more names, texts and brackets than a call can have")
-        return self._bounded(parse_call(body), header_s)
+        return self.bounded(parse_call(body), header_s)
 
     def many(self, body: bytes, header_s: float | None = None) -> list[ToolCall | InvalidCall]:
         """The items of a `/v1/batch`, each a call or what is wrong with it.
@@ -93,7 +93,7 @@ class CallReader:
 
     def _all_good(self, body: bytes) -> list[ToolCall] | None:
         """The calls of a batch at one go, as long as nothing is wrong with any."""
-        if _has_more_parts(body, _BATCH_PARTS):
+        if has_more_parts(body, _BATCH_PARTS):
             return None
         try:
             calls: list[ToolCall] = self.BatchRequest.model_validate_json(body).calls  # type: ignore[attr-defined]
@@ -103,11 +103,11 @@ class CallReader:
 
     def _item(self, item: ToolCall | bytes, header_s: float | None) -> ToolCall | InvalidCall:
         try:
-            return self._bounded(item, header_s) if isinstance(item, ToolCall) else self._one(item, header_s)
+            return self.bounded(item, header_s) if isinstance(item, ToolCall) else self._one(item, header_s)
         except InvalidCall as exc:
             return exc
 
-    def _bounded(self, call: ToolCall, header_s: float | None) -> ToolCall:
+    def bounded(self, call: ToolCall, header_s: float | None = None) -> ToolCall:
         """The call with our defaults. Raises InvalidCall for what it names above a ceiling."""
         named = call.limits.model_fields_set
         for name in named:
@@ -162,7 +162,7 @@ _BATCH_PARTS = 50_000
 _BATCH_BRACKETS = 530_000
 
 
-def _has_more_parts(body: bytes, most: int) -> bool:
+def has_more_parts(body: bytes, most: int) -> bool:
     """Whether a JSON text has more than `most` strings, arrays and objects.
 
     Their marks are counted first, which is quick, and enough unless its strings are full of them.

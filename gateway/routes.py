@@ -66,8 +66,8 @@ class RunRoute(_Route):
             body = await read_body(scope, receive, self._max_body_bytes, permit)
             waiting = self._gateway.submit(self._reader.one(body, _deadline_s(scope)), tenant)
             try:
-                with _until_gone(receive) as gone:
-                    await _first(waiting.future, gone)
+                with until_gone(receive) as gone:
+                    await first_done(waiting.future, gone)
             finally:
                 self._gateway.leave(waiting)
             answer = waiting.future.result()
@@ -91,7 +91,7 @@ class BatchRoute(_Route):
             self._gateway.metrics.batch_calls.observe(len(items))
             answers = [self._submit(item, tenant) for item in items]
             try:
-                with _until_gone(receive) as gone:
+                with until_gone(receive) as gone:
                     if _wants_lines(scope):
                         handed_over = _handed_over(scope)
                         known = self._known(answers, handed_over) if handed_over else None
@@ -145,10 +145,10 @@ class JobRoute(_Route):
             await send_json(send, 200, json.dumps({"id": call_id, "cancelled": cancelled}).encode())
             return
         wait_s = _wait_s(scope)
-        with self._gateway.admission.enter(tenant), _until_gone(receive) as gone:
+        with self._gateway.admission.enter(tenant), until_gone(receive) as gone:
             result = asyncio.ensure_future(self._gateway.result_of_job(call_id, tenant, wait_s))
             try:
-                await _first(result, gone)
+                await first_done(result, gone)
             finally:
                 result.cancel()
             answer = await result
@@ -160,7 +160,7 @@ class JobRoute(_Route):
             await send_json(send, 200, answer.raw)
 
 
-async def _first(awaited: asyncio.Future[Any], gone: asyncio.Task[None]) -> None:
+async def first_done(awaited: asyncio.Future[Any], gone: asyncio.Task[None]) -> None:
     """Return when what is awaited is done, and cancel nothing. Raises CallerGone when there is nobody to tell."""
     # By hand, since every request passes here and `asyncio.wait` costs four times as much.
     either = asyncio.get_running_loop().create_future()
@@ -212,7 +212,7 @@ def _handed_over(scope: Scope) -> int:
 
 
 @contextmanager
-def _until_gone(receive: Receive) -> Iterator[asyncio.Task[None]]:
+def until_gone(receive: Receive) -> Iterator[asyncio.Task[None]]:
     """A task that ends when the caller goes away, for the length of the block. The body has been read."""
 
     async def gone() -> None:
@@ -251,7 +251,7 @@ async def _send_results(
     if futures := {answer.future for answer in answers if isinstance(answer, Waiting)}:
         all_done = asyncio.ensure_future(asyncio.wait(futures))
         try:
-            await _first(all_done, gone)
+            await first_done(all_done, gone)
         finally:
             all_done.cancel()
     done = (answer.future.result() if isinstance(answer, Waiting) else answer for answer in answers)

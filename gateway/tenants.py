@@ -13,9 +13,9 @@ tenants that they belong to:
     max_in_flight = 500     # calls that one gateway process holds for it; no bound of its own
 
 Each request passes `Authentication` before any route. It looks up the request's key, holds its scopes against
-those of the path, and lays the tenant into the scope, where `tenant_of` finds it. A path that is not listed here
-needs `admin`, so that a route which somebody adds is closed until somebody opens it. Without a keys file every
-path is open and every request is ANONYMOUS.
+those of the path, and lays the tenant into the scope, where `tenant_of` finds it. A path that is not listed here, nor
+a door of a dialect, needs `admin`, so that a route which somebody adds is closed until somebody opens it. Without a
+keys file every path is open and every request is ANONYMOUS.
 
 One loop of this process looks once a second whether the file has changed, and reads it then; requests that are
 in meanwhile stay. A file that is broken at the start stops the start. One that breaks later changes nothing: the
@@ -31,7 +31,7 @@ import asyncio
 import hmac
 import logging
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple, Self
@@ -82,19 +82,34 @@ def scope_of(path: str) -> Scope | None:
     return "run" if path in _RUN or path.startswith(_RUN_BELOW) else "admin"
 
 
-class Authentication:
-    """Lets nobody pass whom the keys do not, and tells the routes whose request it is."""
+def folder_of(path: str) -> str:
+    """The door that opens all below it, `/folder/`, if there were one on the way to this path."""
+    return f"/{path[1:].partition('/')[0]}/"
 
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+
+class Authentication:
+    """Lets nobody pass whom the keys do not, and tells the routes whose request it is.
+
+    `doors` are paths beside those of our own, each with the scope that it takes.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, doors: Mapping[str, Scope | None]) -> None:
         self._app = app
         self._keys = keys
+        self._doors = doors
 
     async def __call__(self, connection: Connection, receive: Receive, send: Send) -> None:
         """Pass a request on. Raises Unauthorized and Forbidden."""
-        if connection["type"] == "http":
-            needed = scope_of(connection["path"]) if self._keys.are_needed else None
+        if connection["type"] in {"http", "websocket"}:
+            needed = self._needed(connection["path"]) if self._keys.are_needed else None
             connection["tenant"] = ANONYMOUS if needed is None else self._admit(connection, needed)
         await self._app(connection, receive, send)
+
+    def _needed(self, path: str) -> Scope | None:
+        for door in (path, folder_of(path)):
+            if door in self._doors:
+                return self._doors[door]
+        return scope_of(path)
 
     def _admit(self, connection: Connection, needed: Scope) -> Tenant:
         presented = _presented(connection["headers"])

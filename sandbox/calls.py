@@ -171,6 +171,23 @@ class ToolCall(_Frozen):
     echo_last_value: bool = Field(
         default=False, description="Print the value of an expression on the last line, as a notebook does."
     )
+    keep_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        le=64 * MIB,
+        description="Keep at most so much of each stream, its head and its tail by halves; the program may write on "
+        "up to `limits.output_bytes`. Without it all is kept.",
+    )
+    hash_seed: Literal[0] | None = Field(
+        default=None,
+        description="0: hashes of text are the same in every run, as with PYTHONHASHSEED=0; else they differ.",
+    )
+    random_seed: int | None = Field(
+        default=None,
+        ge=0,
+        lt=1 << 32,
+        description="Seeds `random`, and the global generators of numpy and sympy where the program imports them.",
+    )
 
     def is_again(self, other: ToolCall) -> bool:
         """Whether this is the same call sent again. Only how soon its answer is due may have changed."""
@@ -188,6 +205,17 @@ class ToolCall(_Frozen):
         return files
 
 
+class ProgramException(_Frozen):
+    """The exception that ended a program, in the program's own word: unlike its status, a program can forge it."""
+
+    type: str = Field(description="Its name as a traceback has it, with its module unless that is builtins.")
+    message: str = Field(description="`str()` of it, cut to 1,000 characters.")
+    line: int | None = Field(
+        default=None, description="The last line of the program's own text that it came by."
+    )
+    source: str | None = Field(default=None, description="That line's text.")
+
+
 class ToolResult(_Frozen):
     """What came of one call."""
 
@@ -199,6 +227,15 @@ class ToolResult(_Frozen):
     stderr: str = ""
     stdout_truncated: bool = False
     stderr_truncated: bool = False
+    stdout_tail: str = Field(
+        default="", description="The end of a stdout of which `keep_bytes` left the middle out."
+    )
+    stderr_tail: str = ""
+    stdout_bytes: int = Field(default=0, ge=0, description="What the program wrote, as far as it was let.")
+    stderr_bytes: int = Field(default=0, ge=0)
+    exception: ProgramException | None = Field(
+        default=None, description="What ended a Python program with `error`: the program's own word."
+    )
     usage: Usage = Field(default_factory=Usage)
     worker: str = Field(default="", description="The worker that ran the call.")
     reason: str | None = Field(default=None, description="For a fault: what failed, in one sentence.")

@@ -14,7 +14,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -51,6 +51,14 @@ class RedisSettings(_Section):
     )
 
 
+#: Languages of other services that a gateway speaks (gateway/dialects).
+Dialect = Literal["sandbox_fusion", "code_judge", "nemo_skills", "piston", "mcp", "openenv"]
+
+
+def _listed(value: object) -> object:
+    return [name for part in value.split(",") if (name := part.strip())] if isinstance(value, str) else value
+
+
 class GatewaySettings(_Section):
     """HTTP in, HTTP out."""
 
@@ -85,6 +93,10 @@ class GatewaySettings(_Section):
     )
     insecure: bool = Field(
         default=False, description="Serve other machines without API keys; else such a start is refused."
+    )
+    dialects: Annotated[tuple[Dialect, ...], BeforeValidator(_listed)] = Field(
+        default=get_args(Dialect),
+        description="Languages of other services that are spoken too, with commas between; empty: none.",
     )
 
 

@@ -111,7 +111,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
     """Each has a variable that is accepted with its default's own words."""
     defaults = Settings()
     environ = {
-        f"{PREFIX}{section}__{name}".upper(): str(value)
+        f"{PREFIX}{section}__{name}".upper(): ",".join(value) if isinstance(value, tuple) else str(value)
         for section, values in defaults
         for name, value in values
     }

@@ -1,0 +1,154 @@
+"""Calls for routes that speak another language than our own: the dialects, and the graders.
+
+Such a route reads its request, asks for one `ToolCall` or many, and says what came of them in its own words. What must
+be the same for all of them is here: the permit before the body is read, the bounds and defaults of a call, the caller
+who goes away, whose calls are cancelled. `gateway/routes.py` has the same in a form that passes a worker's bytes on
+unread; these routes need to look into a result, so each costs a parse more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.types import Receive, Scope, Send
+
+from gateway.admission import Permit
+from gateway.gateway import Gateway
+from gateway.reader import CallReader, has_more_parts, read_body
+from gateway.routes import first_done, send_json, until_gone
+from gateway.tenants import Tenant, tenant_of
+from sandbox.calls import ToolCall, ToolResult, first_error
+from sandbox.errors import InvalidCall, SandboxError
+from sandbox.settings import CeilingSettings
+
+#: Of a body that a model reads: what is wrong with each is listed at 1 µs, and 1,000 items of 50 fields have as many.
+MOST_PARTS = 50_000
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Answer(NamedTuple):
+    """What a request is answered."""
+
+    body: bytes  # JSON
+    status: int = 200
+    headers: Sequence[tuple[bytes, bytes]] = ()
+
+
+class Engine:
+    """Runs calls in this gateway."""
+
+    def __init__(self, gateway: Gateway, reader: CallReader) -> None:
+        self.gateway = gateway
+        self.reader = reader
+
+    @property
+    def ceilings(self) -> CeilingSettings:
+        """The most that a call may ask for."""
+        return self.reader.ceilings
+
+    async def run(self, call: ToolCall, tenant: Tenant) -> ToolResult:
+        """What came of a call, a fault too. The caller holds a permit for it; cancelled, it cancels the call.
+
+        Raises the SandboxError of a call that is not taken: InvalidCall above a ceiling, Overloaded, Unavailable.
+        """
+        waiting = self.gateway.submit(self.reader.bounded(call), tenant)
+        try:
+            # The future may be shared with another request, so it is not awaited itself, which would cancel it.
+            await asyncio.wait({waiting.future})
+        finally:
+            self.gateway.leave(waiting)
+        answer = waiting.future.result()
+        if isinstance(answer, SandboxError):
+            raise answer
+        return ToolResult.model_validate_json(answer.raw)
+
+    async def run_alone(self, call: ToolCall, tenant: Tenant) -> ToolResult:
+        """The same for who holds no permit. Raises also what admission raises."""
+        with self.gateway.admission.enter(tenant) as permit:
+            permit.charge(len(call.code) + len(call.stdin))
+            return await self.run(call, tenant)
+
+
+class Exchange:
+    """One request: its body, whose it is, and the calls that it takes."""
+
+    def __init__(self, engine: Engine, scope: Scope, body: bytes, permit: Permit) -> None:
+        self.engine = engine
+        self.scope = scope
+        self.body = body
+        self.tenant = tenant_of(scope)
+        self._permit = permit
+
+    def parse(self, model: type[M], most_parts: int = MOST_PARTS) -> M:
+        """The body as one of these, of at most so many strings, lists and objects. Raises InvalidCall."""
+        if has_more_parts(self.body, most_parts):
+            raise InvalidCall(f"body: it has more than {most_parts} names, texts and brackets")
+        try:
+            return model.model_validate_json(self.body)
+        except ValidationError as exc:
+            raise InvalidCall(first_error(exc)) from exc
+
+    def widen(self, calls: int) -> None:
+        """Hold a permit for so many calls in all. Raises Overloaded or CallTooLarge."""
+        self._permit.widen(calls)
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        """What came of one call, a fault too. Raises the SandboxError of one that is not taken."""
+        return await self.engine.run(call, self.tenant)
+
+    async def run_all(self, calls: Iterable[ToolCall | SandboxError]) -> list[ToolResult | SandboxError]:
+        """What came of each, in order; what is an error already stays one. Raises Overloaded or CallTooLarge."""
+        asked = list(calls)
+        self.widen(sum(isinstance(call, ToolCall) for call in asked))
+        return await asyncio.gather(*map(self._run_in_place, asked))
+
+    async def _run_in_place(self, call: ToolCall | SandboxError) -> ToolResult | SandboxError:
+        if isinstance(call, SandboxError):
+            return call
+        try:
+            return await self.run(call)
+        except SandboxError as exc:
+            return exc
+
+
+Handler = Callable[[Exchange], Awaitable[Answer]]
+
+
+class EngineRoute:
+    """An ASGI application of one handler; `refuse` says a SandboxError in the words of its language."""
+
+    def __init__(
+        self, engine: Engine, handler: Handler, refuse: Callable[[SandboxError], Answer] | None = None
+    ) -> None:
+        self._engine = engine
+        self._handler = handler
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request. Without `refuse` what is wrong rises as a SandboxError."""
+        try:
+            answer = await self._answer(scope, receive)
+        except SandboxError as exc:
+            if self._refuse is None:
+                raise
+            answer = self._refuse(exc)
+        await send_json(send, answer.status, answer.body, answer.headers)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+        gateway = self._engine.gateway
+        with gateway.admission.enter(tenant_of(scope)) as permit:
+            body = await read_body(scope, receive, gateway.settings.gateway.max_body_bytes, permit)
+            exchange = Exchange(self._engine, scope, body, permit)
+            answering = asyncio.ensure_future(self._handler(exchange))
+            try:
+                with until_gone(receive) as gone:
+                    await first_done(answering, gone)
+            finally:
+                # Its calls have left before the permit is given back, whatever ended this.
+                answering.cancel()
+                await asyncio.wait({answering})
+            return answering.result()
