@@ -372,11 +372,16 @@ def first_of(done: list[Outcome], characters: int) -> list[Outcome]:
     chosen: list[Outcome] = []
     for outcome in done:
         if outcome.result is not None:
-            characters -= len(outcome.result.stdout) + len(outcome.result.stderr)
+            characters -= characters_of(outcome.result)
         if chosen and characters < 0:
             break
         chosen.append(outcome)
     return chosen
+
+
+def characters_of(result: ToolResult) -> int:
+    """How much output a result holds."""
+    return sum(map(len, (result.stdout, result.stdout_tail, result.stderr, result.stderr_tail)))
 
 
 def cut_short(delivery: Delivery, given_s: float, result: ToolResult) -> str:

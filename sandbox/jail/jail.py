@@ -308,8 +308,8 @@ class Jail:
             raise
         out, err, stdin, payload, *scratch = theirs
         fds = array.array("i", [stdin, out, err, payload, *slot.group.enter_fds, *scratch])
-        limit = call.limits.output_bytes
-        outputs = (Output(ours[0], limit), Output(ours[1], limit))
+        limit, keep = call.limits.output_bytes, call.keep_bytes
+        outputs = (Output(ours[0], limit, keep), Output(ours[1], limit, keep))
         run = _Run(next(self._numbers), call, slot, outputs, self._loop.create_future())
         self._runs[run.number] = run
         self._idle.clear()
@@ -674,7 +674,11 @@ def verdict(run: _Run, reply: _Reply, usage: GroupUsage) -> ToolResult:
         signal=-code if code < 0 else None,
         stdout=stdout.text(),
         stderr=stderr.text(),
-        stdout_truncated=stdout.exceeded,
-        stderr_truncated=stderr.exceeded,
+        stdout_truncated=stdout.is_cut,
+        stderr_truncated=stderr.is_cut,
+        stdout_tail=stdout.tail(),
+        stderr_tail=stderr.tail(),
+        stdout_bytes=stdout.written,
+        stderr_bytes=stderr.written,
         usage=Usage(wall_s=reply.wall_us / 1e6, cpu_s=cpu_s, memory_peak_bytes=usage.memory_peak_bytes),
     )

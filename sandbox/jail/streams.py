@@ -12,14 +12,22 @@ from sandbox.calls import Base64File, ToolCall
 
 
 class Output:
-    """One of the program's two output pipes: keeps up to the limit, and tells when there was more."""
+    """One of the program's two output pipes: keeps its head and its tail, counts, and tells when there was too much.
 
-    __slots__ = ("_limit", "exceeded", "fd", "kept")
+    What comes first goes to the head until that is full, then to the tail, of which the oldest is dropped. Unless the
+    caller wants less than the limit, the head has room for all of it and the tail for nothing.
+    """
 
-    def __init__(self, fd: int, limit: int) -> None:
+    __slots__ = ("_head", "_head_bytes", "_limit", "_tail", "_tail_bytes", "exceeded", "fd", "written")
+
+    def __init__(self, fd: int, limit: int, keep: int | None = None) -> None:
         self.fd: int | None = fd
         self._limit = limit
-        self.kept = bytearray()
+        kept = limit if keep is None else min(keep, limit)
+        self._tail_bytes = kept // 2 if kept < limit else 0
+        self._head_bytes = kept - self._tail_bytes
+        self._head, self._tail = bytearray(), bytearray()
+        self.written = 0
         self.exceeded = False
 
     def read(self) -> bool:
@@ -29,10 +37,13 @@ class Output:
         """
         assert self.fd is not None
         chunk = os.read(self.fd, 65536)
-        self.kept += chunk[: self._limit - len(self.kept) + 1]
-        if len(self.kept) > self._limit:
-            self.exceeded = True
-            del self.kept[self._limit :]
+        room = self._head_bytes - len(self._head)
+        self._head += chunk[:room]
+        if self._tail_bytes and room < len(chunk):
+            self._tail += chunk[room : self._limit - self.written]
+            del self._tail[: -self._tail_bytes]
+        self.written += len(chunk)
+        self.exceeded = self.written > self._limit
         return bool(chunk) and not self.exceeded
 
     def drain(self) -> None:
@@ -48,11 +59,31 @@ class Output:
         os.close(self.fd)
         self.fd = None
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the program wrote more than is kept in one piece."""
+        return self.written > self._head_bytes + self._tail_bytes
+
     def text(self) -> str:
-        """UTF-8 with replacement; a character that the limit cut in two is left out."""
-        if not self.exceeded:
-            return self.kept.decode("utf-8", "replace")
-        return codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(self.kept), final=False)
+        """All of it, or its head. UTF-8 with replacement; a character that a cut left unfinished is left out."""
+        if not self.is_cut:
+            return (self._head + self._tail).decode("utf-8", "replace")
+        return _unfinished(self._head)
+
+    def tail(self) -> str:
+        """The end of an output of which the middle is not kept; empty for any other. Cut as the head is."""
+        if not self.is_cut:
+            return ""
+        rest = bytes(self._tail[:3]).lstrip(_REST) + self._tail[3:]
+        return _unfinished(rest) if self.exceeded else rest.decode("utf-8", "replace")
+
+
+#: What a character of UTF-8 has after its first byte, three times at most.
+_REST = bytes(range(0x80, 0xC0))
+
+
+def _unfinished(text: bytes | bytearray) -> str:
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(text), final=False)
 
 
 def output_pipe(ours: list[int], theirs: list[int]) -> None:

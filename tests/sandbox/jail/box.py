@@ -31,6 +31,7 @@ def program(
     stdin: str = "",
     files: dict[str, str | Base64File] | None = None,
     echo: bool = False,
+    keep_bytes: int | None = None,
     **limits: Any,
 ) -> ToolCall:
     """A call; keywords that are not named here are limits."""
@@ -39,6 +40,7 @@ def program(
         stdin=stdin,
         files=files or {},
         echo_last_value=echo,
+        keep_bytes=keep_bytes,
         limits=Limits(**{"wall_s": WALL_S, **limits}),
     )
 
