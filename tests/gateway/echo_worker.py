@@ -3,6 +3,7 @@
 `echo TEXT`   ok, with TEXT on stdout           `fail`   error, exit code 1
 `hold`        ok, once a `release` has run      `fault`  internal_error     `late`  queue_timeout
 `lose`        never answered
+`timeout TEXT`, `memory_limit TEXT`, `output_limit TEXT`, `signaled TEXT`   that status, with TEXT on stdout
 
 Tests run it as a task, or as a process: `python echo_worker.py URL NAMESPACE`.
 """
@@ -97,10 +98,19 @@ class EchoWorker:
                 status, code, reason = CallStatus.QUEUE_TIMEOUT, None, "no slot was free in time"
             case "fail":
                 status, code, reason = CallStatus.ERROR, 1, None
+            case "timeout" | "memory_limit" | "output_limit" | "signaled":
+                status, code, reason = CallStatus(word), None, None
             case _:
                 status, code, reason = CallStatus.OK, 0, None
+        signaled = 11 if status is CallStatus.SIGNALED else None
         return ToolResult(
-            id=call.id, status=status, exit_code=code, stdout=rest, worker=self.name, reason=reason
+            id=call.id,
+            status=status,
+            exit_code=code,
+            signal=signaled,
+            stdout=rest,
+            worker=self.name,
+            reason=reason,
         )
 
 
