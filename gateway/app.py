@@ -20,8 +20,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.dead import make_dead_letters
-from gateway.dialects import DIALECTS, Door
-from gateway.engine import Engine
+from gateway.dialects import DIALECTS
+from gateway.engine import Door, Engine
 from gateway.gateway import Gateway
 from gateway.openapi import add_hot_routes, add_keys
 from gateway.pages import DOCS_FILES, make_pages

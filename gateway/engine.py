@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as Connection
 
 from gateway.admission import Permit
 from gateway.gateway import Gateway
 from gateway.reader import CallReader, has_more_parts, read_body
 from gateway.routes import first_done, send_json, until_gone
 from gateway.tenants import Tenant, tenant_of
+from sandbox.api_keys import Scope
 from sandbox.calls import ToolCall, ToolResult, first_error
 from sandbox.errors import InvalidCall, SandboxError
 from sandbox.settings import CeilingSettings
@@ -28,6 +31,16 @@ from sandbox.settings import CeilingSettings
 MOST_PARTS = 50_000
 
 M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A path of a dialect, and what stands behind it."""
+
+    path: str  # with "/" at its end: everything below it, which the application finds as `scope["path"]`
+    app: ASGIApp
+    methods: tuple[str, ...] = ("POST",)
+    scope: Scope | None = "run"  # what a key must be good for; None: nobody needs one
 
 
 class Answer(NamedTuple):
@@ -76,7 +89,7 @@ class Engine:
 class Exchange:
     """One request: its body, whose it is, and the calls that it takes."""
 
-    def __init__(self, engine: Engine, scope: Scope, body: bytes, permit: Permit) -> None:
+    def __init__(self, engine: Engine, scope: Connection, body: bytes, permit: Permit) -> None:
         self.engine = engine
         self.scope = scope
         self.body = body
@@ -128,7 +141,7 @@ class EngineRoute:
         self._handler = handler
         self._refuse = refuse
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         """Serve a request. Without `refuse` what is wrong rises as a SandboxError."""
         try:
             answer = await self._answer(scope, receive)
@@ -138,7 +151,7 @@ class EngineRoute:
             answer = self._refuse(exc)
         await send_json(send, answer.status, answer.body, answer.headers)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+    async def _answer(self, scope: Connection, receive: Receive) -> Answer:
         gateway = self._engine.gateway
         with gateway.admission.enter(tenant_of(scope)) as permit:
             body = await read_body(scope, receive, gateway.settings.gateway.max_body_bytes, permit)

@@ -8,27 +8,10 @@ README.md beside this file has the table. The setting `gateway.dialects` names t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from starlette.types import ASGIApp
-
-from gateway.engine import Engine
-from sandbox.api_keys import Scope
+from gateway.dialects import code_judge
+from gateway.engine import Door, Engine
 from sandbox.settings import Dialect
-
-
-@dataclass(frozen=True, slots=True)
-class Door:
-    """A path of a dialect, and what stands behind it."""
-
-    path: str  # with "/" at its end: everything below it, which the application finds as `scope["path"]`
-    app: ASGIApp
-    methods: tuple[str, ...] = ("POST",)
-    scope: Scope | None = "run"  # what a key must be good for; None: nobody needs one
-
-
-# Each of them needs what stands above.
-from gateway.dialects import code_judge  # noqa: E402
 
 #: The doors of each dialect.
 DIALECTS: Mapping[Dialect, Callable[[Engine], Sequence[Door]]] = {

@@ -20,8 +20,7 @@ from uuid import uuid4
 from pydantic import BaseModel, Field, ValidationError
 from starlette.types import Receive, Scope, Send
 
-from gateway.dialects import Door
-from gateway.engine import MOST_PARTS, Answer, Engine, EngineRoute, Exchange, Handler
+from gateway.engine import MOST_PARTS, Answer, Door, Engine, EngineRoute, Exchange, Handler
 from gateway.reader import has_more_parts
 from gateway.routes import send_json
 from sandbox.calls import MIB, CallStatus, Limits, Text, ToolCall, ToolResult, first_error
