@@ -23,7 +23,7 @@ from gateway.reader import CallReader, has_more_parts, read_body
 from gateway.routes import first_done, send_json, until_gone
 from gateway.tenants import Tenant, tenant_of
 from sandbox.api_keys import Scope
-from sandbox.calls import ToolCall, ToolResult, first_error
+from sandbox.calls import Base64File, ToolCall, ToolResult, first_error
 from sandbox.errors import InvalidCall, SandboxError
 from sandbox.settings import CeilingSettings
 
@@ -128,6 +128,22 @@ class Exchange:
             return exc
 
 
+def make_call(**fields: object) -> ToolCall:
+    """A call of these fields. Raises InvalidCall."""
+    try:
+        return ToolCall.model_validate(fields)
+    except ValidationError as exc:
+        raise InvalidCall(first_error(exc)) from exc
+
+
+def make_file(name: str, encoded: str) -> Base64File:
+    """A file of a call, from base64. Raises InvalidCall."""
+    try:
+        return Base64File.model_validate({"base64": encoded})
+    except ValidationError as exc:
+        raise InvalidCall(f"files.{name[:200]}: Input should be base64") from exc
+
+
 Handler = Callable[[Exchange], Awaitable[Answer]]
 
 
@@ -165,3 +181,15 @@ class EngineRoute:
                 answering.cancel()
                 await asyncio.wait({answering})
             return answering.result()
+
+
+class Page:
+    """An ASGI application for what takes no call, and so no permit: it is answered by a full service, too."""
+
+    def __init__(self, say: Callable[[Connection], Answer]) -> None:
+        self._say = say
+
+    async def __call__(self, scope: Connection, _: Receive, send: Send) -> None:
+        """Serve a request. Its body is not read."""
+        answer = self._say(scope)
+        await send_json(send, answer.status, answer.body, answer.headers)
