@@ -1,0 +1,207 @@
+"""SandboxFusion's language: `POST /run_code` and `GET /v1/ping`, as verl, SkyRL, verl-tool and others call them.
+
+What came of a program is answered 200 with three words: the outer `status`, the stage's `status`, and its
+`return_code`, negative for a signal. A program that was ended for its memory or its output is `Finished` with -9, as if
+the kernel's own killer had been at it, and the reason stands on its stderr; `TimeLimitExceeded` is for time alone.
+
+What is no verdict is never one. A fault of ours is the outer `SandboxError`. What a caller should send again, a full
+service or a call that waited too long, is 504: the one status that verl's client tries again on. That client waits for
+the two time limits and 10 s more, so a call's deadline lies within that. `/submit` and `fetch_files` are not covered.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, NoReturn
+
+from pydantic import BaseModel, Field
+
+from gateway.engine import Answer, Door, Engine, EngineRoute, Exchange, Page, make_call, make_file
+from sandbox.calls import MIB, Base64File, CallStatus, FileName, ToolCall, ToolResult
+from sandbox.errors import InvalidCall, Overloaded, QueueTimeout, SandboxError, Unavailable
+
+#: Of the 10 s that verl's client waits beyond the time limits, what a call may wait in the queue; the rest is the way.
+QUEUE_S = 8.0
+#: Files whose names have this are in requests for the original's own sake, and it leaves them out.
+_IGNORED = "IGNORE_THIS_FILE"
+_RETRY = (Overloaded, Unavailable, QueueTimeout)
+
+#: What the original runs besides Python.
+Language = Literal[
+    "python", "cpp", "nodejs", "go", "go_test", "java", "php", "csharp", "bash", "typescript", "sql", "rust", "cuda",
+    "lua", "R", "perl", "D_ut", "ruby", "scala", "julia", "pytest", "junit", "kotlin_script", "jest", "verilog",
+    "python_gpu", "lean", "swift", "racket",
+]  # fmt: skip
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class RunCodeRequest(BaseModel):
+    """The body of `/run_code`. As in the original, a name that is not known is passed over."""
+
+    code: str
+    language: Language = "python"  # the original wants it, and callers that it refuses for that want Python
+    stdin: str | None = None
+    compile_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    run_timeout: Seconds = 10.0
+    memory_limit_MB: int = -1  # noqa: N815 - its name there
+    files: dict[FileName, str | None] = {}
+    fetch_files: list[str] = []
+
+
+class CommandRunResult(BaseModel):
+    """What came of a stage."""
+
+    status: Literal["Finished", "Error", "TimeLimitExceeded"]
+    execution_time: float | None = None
+    return_code: int | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+
+
+class RunCodeResponse(BaseModel):
+    """What `/run_code` answers."""
+
+    status: Literal["Success", "Failed", "SandboxError"]
+    message: str = ""
+    compile_result: None = None  # Python has no such stage
+    run_result: CommandRunResult | None = None
+    executor_pod_name: str | None = None
+    files: dict[str, str] = {}
+
+
+def doors(engine: Engine) -> Sequence[Door]:
+    """What this dialect listens to."""
+    return [
+        Door("/run_code", EngineRoute(engine, run_code, refuse)),
+        Door("/v1/ping", Page(lambda _: Answer(b'"pong"')), methods=("GET",), scope=None),
+    ]
+
+
+async def run_code(exchange: Exchange) -> Answer:
+    """Run one program."""
+    request = exchange.parse(RunCodeRequest)
+    if (missing := _missing(request)) is not None:
+        return _answer(RunCodeResponse(status="SandboxError", message=missing))
+    result = await exchange.run(to_call(request, exchange.engine))
+    return _answer(to_response(result))
+
+
+def _missing(request: RunCodeRequest) -> str | None:
+    if request.language != "python":
+        return f"this service runs python, and not {request.language}"
+    if request.fetch_files:
+        return "this service returns no files: print what you want to have, and leave fetch_files empty"
+    return None
+
+
+def to_call(request: RunCodeRequest, engine: Engine) -> ToolCall:
+    """The call that a request asks for. Raises InvalidCall, in the request's own words."""
+    ceilings = engine.ceilings
+    limits = {
+        "wall_s": bounded_s("run_timeout", request.run_timeout, ceilings.wall_s),
+        "cpu_s": ceilings.cpu_s,
+        "memory_bytes": memory_bytes(request.memory_limit_MB, ceilings.memory_bytes),
+        "output_bytes": ceilings.output_bytes,
+        "processes": ceilings.processes,
+    }
+    due_s = request.compile_timeout + request.run_timeout + QUEUE_S
+    return make_call(
+        code=request.code,
+        stdin=request.stdin or "",
+        files=_files(request.files),
+        limits=limits,
+        deadline_s=min(due_s, ceilings.deadline_s),
+    )
+
+
+def bounded_s(name: str, value: float, ceiling: float) -> float:
+    """A time limit. Raises InvalidCall above the ceiling."""
+    if value > ceiling:
+        raise InvalidCall(f"{name}: {value:g} s is above this service's ceiling of {ceiling:g} s")
+    return value
+
+
+def memory_bytes(limit_mb: int, ceiling: int) -> int:
+    """A memory limit; none is the ceiling. Raises InvalidCall above that, and where no interpreter would start."""
+    if limit_mb <= 0:
+        return ceiling
+    if not 16 <= limit_mb <= ceiling // MIB:
+        raise InvalidCall(
+            f"memory_limit_MB: this service gives 16 to {ceiling // MIB} MB, or -1 for its most"
+        )
+    return limit_mb * MIB
+
+
+def _files(files: Mapping[str, str | None]) -> dict[str, Base64File]:
+    given = {name: content for name, content in files.items() if content is not None}
+    return {name: make_file(name, content) for name, content in given.items() if _IGNORED not in name}
+
+
+def to_response(result: ToolResult) -> RunCodeResponse:
+    """What came of a call, in the words of `/run_code`. Raises QueueTimeout."""
+    if result.status is CallStatus.QUEUE_TIMEOUT:
+        _raise(result)
+    pod = result.worker or None
+    if result.status is CallStatus.INTERNAL_ERROR:
+        return RunCodeResponse(status="SandboxError", message=str(result.to_error()), executor_pod_name=pod)
+    return RunCodeResponse(
+        status="Success" if result.status is CallStatus.OK else "Failed",
+        run_result=to_stage(result),
+        executor_pod_name=pod,
+    )
+
+
+def _raise(result: ToolResult) -> NoReturn:
+    error = result.to_error()
+    assert error is not None, "a fault"
+    raise error
+
+
+def to_stage(result: ToolResult) -> CommandRunResult:
+    """What came of a call that has a verdict."""
+    timed_out = result.status is CallStatus.TIMEOUT
+    return CommandRunResult(
+        status="TimeLimitExceeded" if timed_out else "Finished",
+        execution_time=result.usage.wall_s,
+        return_code=None if timed_out else return_code(result),
+        stdout=result.stdout,
+        stderr=_with_reason(result),
+    )
+
+
+def return_code(result: ToolResult) -> int:
+    """As Python's `subprocess` has it. Never 0 for a failure: a program may exit 0 though a child was its ruin."""
+    if result.status is CallStatus.OK:
+        return 0
+    if result.signal is not None:
+        return -result.signal
+    return result.exit_code or -9
+
+
+def _with_reason(result: ToolResult) -> str:
+    reason = {
+        CallStatus.MEMORY_LIMIT: "Killed: it used more memory than its limit",
+        CallStatus.OUTPUT_LIMIT: "Killed: it wrote more than its limit on output; what came before is kept",
+    }.get(result.status)
+    if reason is None:
+        return result.stderr
+    gap = "\n" if result.stderr and not result.stderr.endswith("\n") else ""
+    return f"{result.stderr}{gap}{reason}\n"
+
+
+def _answer(response: BaseModel) -> Answer:
+    return Answer(response.model_dump_json().encode())
+
+
+def refuse(error: SandboxError) -> Answer:
+    """What a request without a result is answered: `detail`, as FastAPI has it."""
+    if isinstance(error, InvalidCall):
+        field, _, rule = error.message.partition(": ")
+        place = ["body"] if field == "body" else ["body", field]
+        detail = [{"type": "value_error", "loc": place, "msg": rule}]
+        return Answer(json.dumps({"detail": detail}).encode(), error.http_status)
+    status = QueueTimeout.http_status if isinstance(error, _RETRY) else error.http_status
+    wait = [(b"retry-after", b"%d" % math.ceil(error.retry_after_s))] if error.retry_after_s else []
+    return Answer(json.dumps({"detail": error.message}).encode(), status, wait)
