@@ -7,6 +7,7 @@ from sandbox.calls import Base64File, CallStatus, Limits, ToolCall, ToolResult, 
 from sandbox.client import BlockingClient, SandboxClient
 from sandbox.errors import (
     AnswerLost,
+    BadToolCall,
     CallTooLarge,
     Cancelled,
     ConfigError,
@@ -26,6 +27,7 @@ from sandbox.wire import Answer
 __all__ = [
     "Answer",
     "AnswerLost",
+    "BadToolCall",
     "Base64File",
     "BlockingClient",
     "CallStatus",

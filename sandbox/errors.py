@@ -2,6 +2,7 @@
 
     SandboxError
     ├── InvalidCall       422  the caller's mistake: a bad field, a limit above the server's ceiling
+    │   └── BadToolCall    -   a model's mistake: no such tool, or arguments that are none of it; the model may see it
     ├── Unauthorized      401  no API key, or one that is not known
     ├── Forbidden         403  a key that is not good for this
     ├── NotFound          404  no such call, or its result is forgotten
@@ -49,6 +50,10 @@ class InvalidCall(SandboxError):
     """The call itself is wrong; sending it again cannot help."""
 
     http_status = 422
+
+
+class BadToolCall(InvalidCall):
+    """A model asked for a tool that there is not, or with the wrong arguments. The message is for the model."""
 
 
 class Unauthorized(SandboxError):
