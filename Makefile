@@ -12,7 +12,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 need = @$(1) >/dev/null 2>&1 || { echo '$(2)' >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: demo test native up bench locust soak chaos check fmt clean help runtime
+.PHONY: demo test native up bench locust soak chaos integrations check fmt clean help runtime
 .NOTPARALLEL:
 
 demo: runtime  ## start the whole stack, send real calls through it, show what came of them, stop it
@@ -58,6 +58,9 @@ soak: runtime  ## hostile programs among honest ones for 20 minutes: every answe
 chaos: CHAOS_S ?= 600
 chaos: runtime  ## kill, end and freeze all parts of a loaded service for ten minutes: nothing lost, nothing twice
 	@$(VPYTHON) -m tests.system.chaos --seconds $(CHAOS_S) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(ARGS)
+
+integrations: runtime  ## every adapter against the package that it is for, in environments under build/
+	@$(VPYTHON) -m tests.integrations $(ARGS)
 
 check: $(VENV)/installed  ## lint, format, types and layers
 	@$(VPYTHON) -m ruff check

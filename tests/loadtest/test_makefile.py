@@ -103,5 +103,6 @@ def test_help_names_every_target_for_people(checkout: Path) -> None:
     done = make(checkout, commands={name: f'exec {shutil.which(name)} "$@"' for name in ("sed",)})
     assert done.returncode == 0, done.stderr
     assert [line.split()[1] for line in done.stdout.splitlines()] == [
-        "demo", "test", "native", "up", "bench", "locust", "soak", "chaos", "check", "fmt", "clean", "help",
+        "demo", "test", "native", "up", "bench", "locust", "soak", "chaos", "integrations", "check", "fmt", "clean",
+        "help",
     ]  # fmt: skip
