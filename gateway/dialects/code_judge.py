@@ -20,7 +20,7 @@ from uuid import uuid4
 from pydantic import BaseModel, Field, ValidationError
 from starlette.types import Receive, Scope, Send
 
-from gateway.engine import MOST_PARTS, Answer, Door, Engine, EngineRoute, Exchange, Handler
+from gateway.engine import MOST_PARTS, Answer, Door, Engine, EngineRoute, Exchange, Handler, Page
 from gateway.reader import has_more_parts
 from gateway.routes import send_json
 from sandbox.calls import MIB, CallStatus, Limits, Text, ToolCall, ToolResult, first_error
@@ -103,7 +103,7 @@ def doors(engine: Engine) -> list[Door]:
         door("/judge", _Endpoint(engine, is_judge=True).one),
         door("/judge/batch", _Endpoint(engine, is_judge=True).many),
         door("/judge/long-batch", _Endpoint(engine, is_judge=True, is_long=True).many),
-        Door("/ping", _Ping(), ("GET",), None),
+        Door("/ping", Page(lambda _: Answer(b'"pong"')), ("GET",), None),
         Door("/status", _Status(engine), ("GET",)),
     ]
 
@@ -274,13 +274,6 @@ def _with_end(stderr: str, end: str) -> str:
         return stderr[:SHOWN_CHARACTERS]
     head = stderr[: SHOWN_CHARACTERS - len(end) - 1]
     return f"{head}\n{end}" if head and not head.endswith("\n") else head + end
-
-
-class _Ping:
-    """That somebody is there."""
-
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await send_json(send, 200, b'"pong"')
 
 
 class _Status:
