@@ -1,4 +1,4 @@
-"""`python -m gateway [--fd N]`: settings, a listening socket, uvicorn, and an end in good order."""
+"""`python -m gateway [--fd N ...]`: settings, listening sockets, uvicorn, and an end in good order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sandbox.errors import ConfigError
 from sandbox.logs import set_up
 from sandbox.process import told_within, use_all_descriptors
 from sandbox.queue import CallQueue
-from sandbox.settings import GatewaySettings, Settings, load_settings
+from sandbox.settings import Settings, load_settings
 
 log = logging.getLogger("gateway")
 
@@ -46,31 +46,36 @@ def main() -> int:
     """Serve until told to stop. 0: drained; 1: a loop failed; 2: the start was refused."""
     parser = argparse.ArgumentParser(prog="python -m gateway", description="HTTP in, HTTP out.")
     parser.add_argument(
-        "--fd", type=int, help="serve on this inherited listening socket instead of host and port"
+        "--fd",
+        type=int,
+        action="append",
+        help="serve on this inherited listening socket, or on several, instead of host and port",
     )
-    fd = parser.parse_args().fd
+    fds = parser.parse_args().fd
     try:
         settings = load_settings()
         set_up(settings.log, "gateway")
         use_all_descriptors()
-        listener = _inherit(fd) if fd is not None else _listen(settings.gateway)
-        refuse_open_door(listener, settings.gateway)
+        addresses = settings.gateway.addresses
+        listeners = [_inherit(fd) for fd in fds] if fds else [_listen(*address) for address in addresses]
+        for listener in listeners:
+            refuse_open_door(listener, settings.gateway)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(serve(settings, listener))
+            return runner.run(serve(settings, listeners))
     except ConfigError as exc:
         print(f"gateway: {exc.message}", file=sys.stderr)
         return 2
 
 
-async def serve(settings: Settings, listener: socket.socket) -> int:
-    """Serve on a listening socket until a signal or a crash ends it; the exit code.
+async def serve(settings: Settings, listeners: list[socket.socket]) -> int:
+    """Serve on listening sockets until a signal or a crash ends it; the exit code.
 
     Raises ConfigError for a keys file that is broken, and when the Redis that it finds will never do.
     """
     app = create_app(settings, CallQueue(settings.redis, timeout_s=ANSWER_S))
     gateway: Gateway = app.state.gateway
     server = _Server(_config(app))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=listeners))
     reasons = {asyncio.create_task(_first_signal().wait()), asyncio.create_task(gateway.crashed.wait())}
     await asyncio.wait({serving, *reasons}, return_when=asyncio.FIRST_COMPLETED)
     for reason in reasons:
@@ -89,7 +94,7 @@ async def shut_down(gateway: Gateway, server: _Server, serving: asyncio.Task[Non
 
     1. Not ready, and every answer closes its connection. Calls are still taken for `notice_s`, because
        balancers need a moment to notice, and send us calls until then.
-    2. The listener closes. The port is free for others; or, where a supervisor holds the socket too, what
+    2. The listeners close. Their ports are free for others; or, where a supervisor holds the socket too, what
        arrives waits in it for our next life. What comes on connections that are still open gets 503.
     3. Open calls finish, for at most GRACE_S; what is left then is answered 503.
     4. Idle connections close; answers on their way leave, for at most FLUSH_S.
@@ -148,12 +153,13 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, say so, and tell the collector that what is there by now will stay."""
         await super().startup(sockets)
-        host, port, *_ = self.servers[0].sockets[0].getsockname()
-        log.info("listening", extra={"address": f"http://{f'[{host}]' if ':' in host else host}:{port}"})
+        for server in self.servers:
+            host, port, *_ = server.sockets[0].getsockname()
+            log.info("listening", extra={"address": f"http://{f'[{host}]' if ':' in host else host}:{port}"})
         spare_the_collector()
 
     def stop_listening(self) -> None:
-        """Let go of the port, and of no connection. Before the start there is nothing to let go of."""
+        """Let go of the ports, and of no connection. Before the start there is nothing to let go of."""
         if self.started:
             for server in self.servers:
                 server.close()
@@ -177,12 +183,12 @@ def _config(app: FastAPI) -> uvicorn.Config:
     )
 
 
-def _listen(settings: GatewaySettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as exc:
-        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {exc.strerror or exc}") from exc
+        raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
 
 
 def _inherit(fd: int) -> socket.socket:

@@ -1,7 +1,7 @@
 """`sandbox up`: a whole service on this machine - a Redis of its own unless there is one, workers, gateways.
 
 What they are to each other. Workers and gateways meet in Redis only; if it dies it starts again, empty, at the
-same place, and both find it. The listening sockets are ours, one for each gateway and all on one port
+same place, and both find it. The listening sockets are ours, at each address one for each gateway and all on one port
 (SO_REUSEPORT), and gateways inherit them: connections that arrive while a gateway starts again wait for it.
 At the end we let go of the sockets first; a gateway closes its own copy when it is told to end.
 """
@@ -15,8 +15,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 import httpx
 from pydantic import BaseModel
@@ -76,8 +77,9 @@ async def up(
             command = server.command(directory)
             redis = Program("redis", command, variables, _REDIS_GRACE_S, fds=(fd,), quiet=True)
             stages.append(Stage("redis", [redis], partial(wait_ready, url, _REDIS_READY_S)))
-        listeners = bind(settings.gateway.host, settings.gateway.port, gateways)
-        refuse_open_door(listeners[0], settings.gateway)
+        listeners = [bind(host, port, gateways) for host, port in settings.gateway.addresses]
+        for first, *_ in listeners:
+            refuse_open_door(first, settings.gateway)
         grace_s = settings.worker.grace_s + _MARGIN_S
         leave_s = settings.gateway.notice_s + _GATEWAY_GRACE_S
         programs = [Program(f"worker-{n}", worker, variables, grace_s) for n in range(1, workers + 1)]
@@ -85,11 +87,14 @@ async def up(
         stages.append(
             Stage(
                 "gateways",
-                [_gateway(n, variables, listener, leave_s) for n, listener in enumerate(listeners, start=1)],
-                partial(_announce, _url(listeners[0]), settings, workers),
+                [
+                    _gateway(n, variables, own, leave_s)
+                    for n, own in enumerate(zip(*listeners, strict=True), 1)
+                ],
+                partial(_announce, [_url(first) for first, *_ in listeners], settings, workers),
             )
         )
-        await Supervisor(stages, outlet, listeners).run()
+        await Supervisor(stages, outlet, list(chain.from_iterable(listeners))).run()
 
 
 def bind(host: str, port: int, count: int) -> list[socket.socket]:
@@ -149,19 +154,24 @@ def gateways_for(cores: int) -> int:
     return math.ceil(cores / CORES_PER_GATEWAY)
 
 
-def _gateway(number: int, variables: Mapping[str, str], listener: socket.socket, grace_s: float) -> Program:
-    fd = listener.fileno()
-    command = [*PYTHON, "-m", "gateway", "--fd", str(fd)]
-    return Program(f"gateway-{number}", command, variables, grace_s, fds=(fd,))
+def _gateway(
+    number: int, variables: Mapping[str, str], listeners: Iterable[socket.socket], grace_s: float
+) -> Program:
+    fds = tuple(listener.fileno() for listener in listeners)
+    command = [*PYTHON, "-m", "gateway", *(word for fd in fds for word in ("--fd", str(fd)))]
+    return Program(f"gateway-{number}", command, variables, grace_s, fds=fds)
 
 
-async def _announce(url: str, settings: Settings, workers: int) -> None:
+async def _announce(urls: Sequence[str], settings: Settings, workers: int) -> None:
     """Wait until the whole stack serves, and say so to a person, and to a program that reads the first line."""
+    url, *others = urls
     alive = await _serving(url, settings.redis, workers)
     levels = " and ".join(sorted({worker.level for worker in alive}))
     slots = sum(worker.slots for worker in alive)
     key = " -H 'authorization: Bearer KEY'" if settings.gateway.keys_file else ""
     print(f"listening on {url}")
+    for other in others:
+        print(f"and on {other}")
     print(f"isolation level {levels}, {slots} slots in {len(alive)} worker(s)")
     print(
         f"try: curl -s {url}/v1/run{key} -H 'content-type: application/json' "

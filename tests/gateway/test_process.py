@@ -131,7 +131,11 @@ def wait_ready(url: str, status: int = 200) -> None:
 def service(redis_url: str) -> Iterator[str]:
     """The URL of a gateway that serves, with small bounds."""
     namespace = uuid4().hex
-    env = {f"SANDBOX_GATEWAY__{name.upper()}": str(value) for name, value in BOUNDS if name != "port"}
+    env = {
+        f"SANDBOX_GATEWAY__{name.upper()}": str(value)
+        for name, value in BOUNDS
+        if name in BOUNDS.model_fields_set
+    }
     with gateway(redis_url, namespace, **env) as running, echo_worker(redis_url, namespace):
         wait_ready(running.url)
         yield running.url
@@ -337,6 +341,41 @@ def test_an_inherited_socket(redis_url: str) -> None:
             assert httpx.get(f"{running.url}/healthz").status_code == 200
 
 
+def test_several_inherited_sockets(redis_url: str) -> None:
+    """`--fd` may stand there several times; each is served, and each is asked whether others can reach it."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("0.0.0.0", 0)) as other:
+        fds = (one.fileno(), other.fileno())
+        argv = [word for fd in fds for word in ("--fd", str(fd))]
+        with gateway(redis_url, uuid4().hex, *argv, fds=fds) as running:
+            assert running.end() == 2
+        assert f"0.0.0.0 port {other.getsockname()[1]} can be reached" in running.said[0]
+        insecure = {"SANDBOX_GATEWAY__INSECURE": "true"}
+        with gateway(redis_url, uuid4().hex, *argv, fds=fds, **insecure) as running:
+            running.wait_for("listening")
+            for listener in (one, other):
+                port = listener.getsockname()[1]
+                assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+
+
+async def test_a_second_address_serves_and_ends_as_the_first(redis_url: str) -> None:
+    """With `gateway.also` both are served by one process; on SIGTERM both ports are let go of, and calls finish."""
+    env = {"SANDBOX_GATEWAY__ALSO": "127.0.0.1:0", "SANDBOX_GATEWAY__NOTICE_S": "0"}
+    async with stack(redis_url, **env) as (running, http, worker):
+        urls = [line["address"] for line in running.events if line["event"] == "listening"]
+        assert (urls[0], len(set(urls))) == (running.url, 2)
+        async with httpx.AsyncClient(base_url=urls[1], timeout=30) as other:
+            held = [asyncio.create_task(one.post("/v1/run", json={"code": "hold"})) for one in (http, other)]
+            await worker.has_seen(2)
+            running.process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(running.wait_for, "refusing calls")
+            for url in urls:
+                host, port = url.removeprefix("http://").split(":")
+                socket.create_server((host, int(port))).close()
+            worker.released.set()
+            assert [answer.status_code for answer in await asyncio.gather(*held)] == [200, 200]
+        assert await asyncio.to_thread(running.end) == 0
+
+
 def test_an_inherited_socket_that_others_can_reach(redis_url: str) -> None:
     """What a parent has bound is asked itself; with the operator's word it is served."""
     with socket.create_server(("0.0.0.0", 0)) as listener:
@@ -377,6 +416,8 @@ def _write(path: Path, text: str) -> None:
     [
         (("--fd", "99"), {}, "--fd 99 is no socket"),
         ((), {"SANDBOX_GATEWAY__HOST": "192.0.2.1"}, "cannot listen on 192.0.2.1:0"),
+        ((), {"SANDBOX_GATEWAY__ALSO": "192.0.2.1:80"}, "cannot listen on 192.0.2.1:80"),
+        ((), {"SANDBOX_GATEWAY__ALSO": "0.0.0.0:0"}, "can be reached from other machines"),
         ((), {"SANDBOX_GATEWAY__PROT": "1"}, "SANDBOX_GATEWAY__PORT"),
         ((), {"REDIS_URL": "http://nowhere"}, "REDIS_URL"),
         (

@@ -94,6 +94,28 @@ def test_a_value_that_makes_no_sense_stops_the_start(value: str) -> None:
         load_settings({"SANDBOX_WORKER__SLOTS": value})
 
 
+@pytest.mark.parametrize(
+    ("also", "addresses"),
+    [
+        ("", []),
+        ("127.0.0.1:8088", [("127.0.0.1", 8088)]),
+        ("localhost:0", [("localhost", 0)]),
+        ("[::1]:8088", [("::1", 8088)]),
+    ],
+)
+def test_a_second_address_is_a_host_and_a_port(also: str, addresses: list[tuple[str, int]]) -> None:
+    """It comes after the first one."""
+    gateway = load_settings({"SANDBOX_GATEWAY__ALSO": also}).gateway
+    assert gateway.addresses == [("127.0.0.1", 8000), *addresses]
+
+
+@pytest.mark.parametrize("also", ["8088", ":8088", "::1:8088", "localhost", "localhost:", "a b:1", "a:65536"])
+def test_what_is_no_address_stops_the_start(also: str) -> None:
+    """The error names the setting and says what an address is."""
+    with pytest.raises(ConfigError, match=r"setting gateway\.also \(SANDBOX_GATEWAY__ALSO\): .*HOST:PORT"):
+        load_settings({"SANDBOX_GATEWAY__ALSO": also})
+
+
 def test_an_empty_place_for_the_runtime_stops_the_start() -> None:
     """It would mean the folder that the program was started in."""
     with pytest.raises(ConfigError, match=r"setting jail\.runtime \(SANDBOX_JAIL__RUNTIME\): .*empty"):

@@ -20,16 +20,18 @@ from tests.conftest import RunningRedis
 
 #: Answers each connection with the variables that it was started with, and says its own number.
 GATEWAY = """
-import json, os, socket, sys
-listener = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
+import json, os, select, socket, sys
+words = sys.argv
+listeners = [socket.socket(fileno=int(fd)) for word, fd in zip(words, words[1:]) if word == "--fd"]
 variables = {name: value for name, value in os.environ.items() if name.startswith("SANDBOX_")}
 body = json.dumps({"ok": True, "pid": os.getpid(), "variables": variables}).encode()
 while True:
-    connection, _ = listener.accept()
-    while connection.recv(65536):
-        connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: %d\\r\\n\\r\\n%b" % (len(body), body))
-        break
-    connection.close()
+    for listener in select.select(listeners, [], [])[0]:
+        connection, _ = listener.accept()
+        while connection.recv(65536):
+            connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: %d\\r\\n\\r\\n%b" % (len(body), body))
+            break
+        connection.close()
 """
 #: Says that it is there, and does nothing.
 WORKER = """
@@ -204,6 +206,25 @@ async def test_several_gateways_share_the_port(up: Up) -> None:
         seen.add((await ask(url))["pid"])
 
 
+async def test_a_second_address_is_as_good_as_the_first(up: Up) -> None:
+    """Each gateway serves both, stdout names both, and neither refuses anybody while a gateway starts again."""
+    process = await up("--gateways", "2", "--also", "127.0.0.1:0")
+    url = await url_of(process)
+    assert process.stdout is not None
+    also = (await process.stdout.readline()).decode().removeprefix("and on ").strip()
+    assert also not in {"", url}
+    seen: dict[str, set[object]] = {url: set(), also: set()}
+    while any(len(pids) < 2 for pids in seen.values()):
+        for address, pids in seen.items():
+            pids.add((await ask(address))["pid"])
+    assert seen[url] == seen[also]
+    for pid in seen[url]:
+        assert isinstance(pid, int)
+        os.kill(pid, signal.SIGKILL)
+    for address, pids in seen.items():
+        assert (await ask(address))["pid"] not in pids
+
+
 async def test_a_refused_start_ends_up_with_the_reason(up: Up, tmp_path: Path) -> None:
     """Exit code 1, nothing on stdout, and the program's own words as the last on stderr."""
     (tmp_path / "worker.py").write_text("import sys; print('no jail here', file=sys.stderr); sys.exit(2)")
@@ -225,9 +246,12 @@ async def test_up_refuses_a_metrics_port_that_workers_would_share(up: Up) -> Non
     assert b"cannot share worker.metrics_port; 0 gives each a free one" in err
 
 
-async def test_up_lets_no_other_machine_in_without_keys(up: Up, tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", [("--host", "0.0.0.0"), ("--also", "0.0.0.0:0")])
+async def test_up_lets_no_other_machine_in_without_keys(
+    up: Up, tmp_path: Path, address: tuple[str, str]
+) -> None:
     """An address that others can reach stops the start before anything runs; the message has both remedies."""
-    process = await up("--host", "0.0.0.0")
+    process = await up(*address)
     out, err = await process.communicate()
     assert (process.returncode, out) == (1, b"")
     [line] = err.decode().splitlines()
