@@ -19,7 +19,7 @@ from starlette.types import Scope as Connection
 
 from gateway.admission import Permit
 from gateway.gateway import Gateway
-from gateway.reader import CallReader, has_more_parts, read_body
+from gateway.reader import CallReader, has_more_parts, read_body, split_batch
 from gateway.routes import first_done, send_json, until_gone
 from gateway.tenants import Tenant, tenant_of
 from sandbox.api_keys import Scope
@@ -98,12 +98,21 @@ class Exchange:
 
     def parse(self, model: type[M], most_parts: int = MOST_PARTS) -> M:
         """The body as one of these, of at most so many strings, lists and objects. Raises InvalidCall."""
-        if has_more_parts(self.body, most_parts):
-            raise InvalidCall(f"body: it has more than {most_parts} names, texts and brackets")
-        try:
-            return model.model_validate_json(self.body)
-        except ValidationError as exc:
-            raise InvalidCall(first_error(exc)) from exc
+        return _parsed(self.body, model, most_parts)
+
+    def parse_items(self, model: type[M], most_parts: int) -> list[M | InvalidCall]:
+        """The items of `{"items": [...]}`, each one of these, or what is wrong with it.
+
+        Raises InvalidCall when the envelope itself is wrong, and CallTooLarge for more items than a batch may have.
+        """
+
+        def item(text: bytes) -> M | InvalidCall:
+            try:
+                return _parsed(text, model, most_parts)
+            except InvalidCall as exc:
+                return exc
+
+        return [*map(item, split_batch(self.body, self.engine.reader.max_batch, "items"))]
 
     def widen(self, calls: int) -> None:
         """Hold a permit for so many calls in all. Raises Overloaded or CallTooLarge."""
@@ -142,6 +151,15 @@ def make_file(name: str, encoded: str) -> Base64File:
         return Base64File.model_validate({"base64": encoded})
     except ValidationError as exc:
         raise InvalidCall(f"files.{name[:200]}: Input should be base64") from exc
+
+
+def _parsed(text: bytes, model: type[M], most_parts: int) -> M:
+    if has_more_parts(text, most_parts):
+        raise InvalidCall(f"body: it has more than {most_parts} names, texts and brackets")
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as exc:
+        raise InvalidCall(first_error(exc)) from exc
 
 
 Handler = Callable[[Exchange], Awaitable[Answer]]

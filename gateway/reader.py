@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from starlette.types import Receive, Scope
@@ -21,7 +21,7 @@ from sandbox.settings import CeilingSettings, GatewaySettings
 #: A caller that stalls in the middle of a body holds a permit; 16 MiB in this time is a very slow line.
 BODY_WITHIN_S = 30.0
 
-_ENVELOPE = """body: Input should be {"calls": [...]} and nothing else"""
+_ENVELOPE = """body: Input should be {"%s": [...]} and nothing else"""
 
 
 class CallerGone(Exception):  # no error: there is nobody to have it
@@ -148,7 +148,7 @@ def _batch_request(max_batch: int) -> type[BaseModel]:
 #: A string, or what is there of it: a pattern that failed would be tried again at each quote behind it.
 _STRING = rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)'
 _PARTS = re.compile(rb"[\[{]|%b" % _STRING, re.DOTALL)
-_OPENING = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"calls"[ \t\r\n]*:[ \t\r\n]*\[')
+_OPENING = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"(calls|items)"[ \t\r\n]*:[ \t\r\n]*\[')
 _CLOSING = re.compile(rb"[ \t\r\n]*\][ \t\r\n]*\}[ \t\r\n]*")
 #: To the next comma or bracket, and to the next bracket; both step over strings as a whole.
 _TO_COMMA = re.compile(rb'(?:[^][{}",]++|%b)*+' % _STRING, re.DOTALL)
@@ -172,15 +172,15 @@ def has_more_parts(body: bytes, most: int) -> bool:
     return next(islice(_PARTS.finditer(body), most, None), None) is not None
 
 
-def split_batch(body: bytes, most: int) -> list[bytes]:
+def split_batch(body: bytes, most: int, name: Literal["calls", "items"] = "calls") -> list[bytes]:
     """The text of each item of a batch, so that what is wrong with one is its own affair, however wrong it is.
 
-    It looks at strings, brackets and the commas between items, and leaves the rest to whoever reads the items.
-    Raises InvalidCall when the envelope is wrong, and CallTooLarge for more than `most` items.
+    `name` is that of its list. It looks at strings, brackets and the commas between items, and leaves the rest to
+    whoever reads the items. Raises InvalidCall when the envelope is wrong, and CallTooLarge for more than `most` items.
     """
     opening = _OPENING.match(body)
-    if opening is None:
-        raise InvalidCall(_ENVELOPE)
+    if opening is None or opening[1] != name.encode():
+        raise InvalidCall(_ENVELOPE % name)
     if _CLOSING.fullmatch(body, opening.end()):
         return []
     items: list[bytes] = []
@@ -194,7 +194,7 @@ def split_batch(body: bytes, most: int) -> list[bytes]:
         if depth == 0 and mark not in {b"[", b"{"}:
             items.append(body[start:at])
             if len(items) > most:
-                raise CallTooLarge(f"calls: more than {most} in one batch")
+                raise CallTooLarge(f"{name}: more than {most} in one batch")
             if mark != b",":
                 break
             start = at + 1
@@ -208,5 +208,5 @@ def split_batch(body: bytes, most: int) -> list[bytes]:
     else:
         raise InvalidCall("body: it has more brackets than a batch can have")
     if not _CLOSING.fullmatch(body, at):
-        raise InvalidCall(_ENVELOPE)
+        raise InvalidCall(_ENVELOPE % name)
     return items
