@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway import grading
 from gateway.dead import make_dead_letters
 from gateway.dialects import DIALECTS
 from gateway.engine import Door, Engine
@@ -74,7 +75,8 @@ def create_app(settings: Settings, queue: CallQueue) -> FastAPI:
     app.hot = {path: Answers(Authentication(route, gateway.keys, {}), gateway) for path, route in hot.items()}
     engine = Engine(gateway, reader)
     doors = [
-        door for name in settings.gateway.dialects if name in DIALECTS for door in DIALECTS[name](engine)
+        *grading.doors(engine),
+        *(door for name in settings.gateway.dialects if name in DIALECTS for door in DIALECTS[name](engine)),
     ]
     app.router.routes[:0] = [
         *(Route(path, route, methods=["POST"]) for path, route in hot.items()),

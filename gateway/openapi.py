@@ -6,6 +6,7 @@ in them. FastAPI adds the rest of the routes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -14,6 +15,7 @@ from pydantic.json_schema import models_json_schema
 from gateway.reader import CallReader
 from gateway.tenants import scope_of
 from sandbox.calls import ToolCall, ToolResult
+from sandbox.grading.math import MathGrade, MathTask
 
 _REF = "#/components/schemas/{model}"
 _RUN_ERRORS = (409, 413, 422, 429, 500, 503, 504)
@@ -90,6 +92,18 @@ class ErrorLine(ErrorAnswer):
     index: int = Field(ge=0)
 
 
+class MathBatchRequest(BaseModel):
+    """Tasks for a grader of mathematics."""
+
+    items: list[MathTask]
+
+
+class MathBatchAnswer(BaseModel):
+    """Grades in the order of the tasks."""
+
+    results: list[MathGrade | ErrorAnswer]
+
+
 class Job(BaseModel):
     """A call whose result is not there yet."""
 
@@ -109,6 +123,7 @@ def add_hot_routes(openapi: dict[str, Any], reader: CallReader) -> None:
     openapi.setdefault("components", {}).setdefault("schemas", {}).update(_schemas(reader))
     result, pending = {"application/json": "ToolResult"}, {"application/json": "Job"}
     lines = {"application/json": "BatchAnswer", "application/x-ndjson": "ResultLine"}
+    grade, grades = {"application/json": "MathGrade"}, {"application/json": "MathBatchAnswer"}
     job_id = {"name": "call_id", "in": "path", "required": True, "schema": {"type": "string"}}
     openapi["paths"] |= {
         "/v1/run": {"post": _operation("Run a program", _RUN_ERRORS, {200: result}, "ToolCall")},
@@ -121,6 +136,10 @@ def add_hot_routes(openapi: dict[str, Any], reader: CallReader) -> None:
             "get": _operation("What came of a call", _JOB_ERRORS, {200: result, 202: pending})
             | {"parameters": [_WAIT]},
             "delete": _operation("End a call", _END_ERRORS, {200: {"application/json": "JobEnd"}}),
+        },
+        "/v1/grade/math": {"post": _operation("Grade an answer", _RUN_ERRORS, {200: grade}, "MathTask", [])},
+        "/v1/grade/math/batch": {
+            "post": _operation("Grade many answers", _BATCH_ERRORS, {200: grades}, "MathBatchRequest", []),
         },
     }
 
@@ -145,6 +164,8 @@ def _schemas(reader: CallReader) -> dict[str, Any]:
         (BatchAnswer, "serialization"),
         (ResultLine, "serialization"),
         (ErrorLine, "serialization"),
+        (MathBatchRequest, "validation"),
+        (MathBatchAnswer, "serialization"),
         (Job, "serialization"),
         (JobEnd, "serialization"),
     ]
@@ -158,11 +179,19 @@ def _schemas(reader: CallReader) -> dict[str, Any]:
     deadline = schemas["ToolCall"]["properties"]["deadline_s"]
     ceiling = reader.ceilings.deadline_s
     deadline |= {"maximum": ceiling, "default": min(deadline["default"], ceiling)}
+    schemas["MathBatchRequest"]["properties"]["items"]["maxItems"] = reader.max_batch
+    longest = schemas["MathTask"]["properties"]["timeout_s"]
+    ceiling = reader.ceilings.cpu_s
+    longest |= {"maximum": min(longest["maximum"], ceiling), "default": min(longest["default"], ceiling)}
     return schemas
 
 
 def _operation(
-    summary: str, errors: tuple[int, ...], answers: dict[int, dict[str, str]], request: str | None = None
+    summary: str,
+    errors: tuple[int, ...],
+    answers: dict[int, dict[str, str]],
+    request: str | None = None,
+    parameters: Sequence[Any] = (_DEADLINE,),
 ) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": summary,
@@ -172,7 +201,7 @@ def _operation(
         },
     }
     if request is not None:
-        operation["parameters"] = [_DEADLINE]
+        operation["parameters"] = [*parameters]
         operation["requestBody"] = {"required": True, "content": {"application/json": _schema(request)}}
     return operation
 

@@ -145,6 +145,8 @@ NEEDS = {
     "/healthz/x": "admin",
     "/docs/files": "admin",
     "/v1/jobsx": "admin",
+    "/v1/grade/math": "run",
+    "/v1/grade/math/batch": "run",
 }
 
 
