@@ -181,6 +181,7 @@ class WorkerInfo(BaseModel):
     draining: bool
     started_at: float  # Unix time
     version: str
+    python: str = ""  # the version that its programs run under; empty for a worker that does not say
 
 
 class CallQueue:

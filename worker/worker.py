@@ -315,6 +315,7 @@ class Worker:
             draining=self._stopping.is_set(),
             started_at=self._started_at,
             version=metadata.version("roc-sandbox"),
+            python=self._pool.host.python_version,
         )
         await self._queue.announce(info, ttl_s=self._settings.lease_s)
 

@@ -61,6 +61,7 @@ class Host:
     scratch_bytes: int
     scratch_inodes: int
     landlock_abi: int = 0  # at level `process`
+    python_version: str = ""  # of the interpreter that runs programs
     scratch: Path | None = None  # where the slots' scratch folders are, at level `process`
 
     def uid_of(self, number: int) -> int | None:
@@ -80,7 +81,8 @@ def prepare(settings: JailSettings, slots: int) -> Host:
     most = MAX_SLOTS // 2 if settings.level == "process" else MAX_SLOTS
     if slots > most:
         raise ConfigError(f"worker.slots is {slots}; one worker has uids for {most}. Start more workers.")
-    root = runtime.check(settings.runtime).root
+    found = runtime.check(settings.runtime)
+    root = found.root
     is_root = os.geteuid() == 0
     if is_root:
         # Workers differ, so that programs of one are no relatives of another's; equal ones would still be apart by
@@ -120,6 +122,7 @@ def prepare(settings: JailSettings, slots: int) -> Host:
         scratch_bytes=settings.scratch_bytes,
         scratch_inodes=settings.scratch_inodes,
         landlock_abi=abi,
+        python_version=found.python_version,
         scratch=scratch,
     )
 

@@ -30,6 +30,7 @@ class EchoWorker:
         self.seen: list[Delivery] = []
         self.released = asyncio.Event()
         self.draining = False
+        self.python = "3.13.1"
         self._news = asyncio.Condition()
         self._stopping = False
         self._idle = asyncio.Event()
@@ -44,6 +45,7 @@ class EchoWorker:
             draining=self.draining,
             started_at=0.0,
             version="test",
+            python=self.python,
         )
 
     async def run(self) -> None:
