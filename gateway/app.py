@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 from uuid import uuid4
@@ -48,10 +48,17 @@ def create_app(settings: Settings, queue: CallQueue) -> FastAPI:
     gateway = Gateway(settings, queue)
     reader = CallReader(settings.gateway, settings.ceilings)
     release = version("roc-sandbox")
+    engine = Engine(gateway, reader)
+    doors = [
+        *grading.doors(engine),
+        *(door for name in settings.gateway.dialects if name in DIALECTS for door in DIALECTS[name](engine)),
+    ]
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with gateway.running():
+        async with gateway.running(), AsyncExitStack() as exits:
+            for door in doors:
+                await exits.enter_async_context(door.running())
             yield
 
     app = _App(
@@ -73,11 +80,6 @@ def create_app(settings: Settings, queue: CallQueue) -> FastAPI:
         "/v1/jobs": JobsRoute(gateway, reader),
     }
     app.hot = {path: Answers(Authentication(route, gateway.keys, {}), gateway) for path, route in hot.items()}
-    engine = Engine(gateway, reader)
-    doors = [
-        *grading.doors(engine),
-        *(door for name in settings.gateway.dialects if name in DIALECTS for door in DIALECTS[name](engine)),
-    ]
     app.router.routes[:0] = [
         *(Route(path, route, methods=["POST"]) for path, route in hot.items()),
         Route("/v1/jobs/{call_id:path}", JobRoute(gateway, reader), methods=["GET", "DELETE"]),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -41,6 +42,8 @@ class Door:
     app: ASGIApp
     methods: tuple[str, ...] = ("POST",)
     scope: Scope | None = "run"  # what a key must be good for; None: nobody needs one
+    #: What stands behind it beyond a request, from the application's start to its end.
+    running: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
 
 class Answer(NamedTuple):

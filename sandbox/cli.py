@@ -320,6 +320,19 @@ def _telling_what_is_there(output: Path | None) -> Iterator[None]:
 
 
 @app.command()
+def mcp(url: Url = DEFAULT_URL) -> None:
+    """Serve the Model Context Protocol over stdin and stdout, for programs that start their tools themselves.
+
+    A gateway runs the calls; gateways also speak it themselves, at /mcp. The key in SANDBOX_API_KEY is shown to it.
+    """
+    _need("mcp", "mcp", "mcp")
+    from sandbox.mcp_server import serve_stdio  # noqa: PLC0415 - the SDK takes a second
+
+    # A model waits: a service that is not there shall not look like one that is slow.
+    asyncio.run(serve_stdio(url, api_key=api_keys.key_of_caller(), attempts=5, patience_s=10.0))
+
+
+@app.command()
 def doctor() -> None:
     """Say what this host offers and lacks for the level that jail.level sets, and the remedy for what it lacks.
 

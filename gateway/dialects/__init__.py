@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.dialects import code_judge, nemo_skills, piston, sandbox_fusion
+from gateway.dialects import code_judge, mcp, nemo_skills, piston, sandbox_fusion
 from gateway.engine import Door, Engine
 from sandbox.settings import Dialect
 
 #: The doors of each dialect.
 DIALECTS: Mapping[Dialect, Callable[[Engine], Sequence[Door]]] = {
     "code_judge": code_judge.doors,
+    "mcp": mcp.doors,
     "nemo_skills": nemo_skills.doors,
     "piston": piston.doors,
     "sandbox_fusion": sandbox_fusion.doors,
