@@ -14,11 +14,12 @@ from contextlib import contextmanager
 
 import uvicorn
 import uvloop
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from gateway.app import create_app
 from gateway.connection import Connection
 from gateway.gateway import Gateway
+from gateway.websocket import PING_EVERY_S, PONG_WITHIN_S, websockets_of
 from sandbox.api_keys import refuse_open_door
 from sandbox.errors import ConfigError
 from sandbox.logs import set_up
@@ -74,7 +75,7 @@ async def serve(settings: Settings, listeners: list[socket.socket]) -> int:
     """
     app = create_app(settings, CallQueue(settings.redis, timeout_s=ANSWER_S))
     gateway: Gateway = app.state.gateway
-    server = _Server(_config(app))
+    server = _Server(server_config(app, gateway))
     serving = asyncio.create_task(server.serve(sockets=listeners))
     reasons = {asyncio.create_task(_first_signal().wait()), asyncio.create_task(gateway.crashed.wait())}
     await asyncio.wait({serving, *reasons}, return_when=asyncio.FIRST_COMPLETED)
@@ -165,11 +166,17 @@ class _Server(uvicorn.Server):
                 server.close()
 
 
-def _config(app: FastAPI) -> uvicorn.Config:
+def server_config(app: ASGIApp, gateway: Gateway) -> uvicorn.Config:
+    """How uvicorn serves an application of ours; websockets only where a dialect has a door for them."""
+    settings = gateway.settings.gateway
     return uvicorn.Config(
         app,
         http=Connection,
-        ws="none",
+        ws=websockets_of(gateway.admission) if "openenv" in settings.dialects else "none",
+        ws_max_size=settings.max_body_bytes,
+        ws_ping_interval=PING_EVERY_S,
+        ws_ping_timeout=PONG_WITHIN_S,
+        ws_per_message_deflate=False,
         lifespan="on",
         interface="asgi3",
         log_config=None,

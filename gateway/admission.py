@@ -73,10 +73,14 @@ class Admission:
             )
         self.held_bytes += size
 
+    def give_back_bytes(self, size: int) -> None:
+        """Count `size` bytes less."""
+        self.held_bytes -= size
+
     def give_back(self, tenant: Tenant, calls: int, size: int) -> None:
         """Count `calls` and `size` bytes less."""
         self.held -= calls
-        self.held_bytes -= size
+        self.give_back_bytes(size)
         self._held_by[tenant.name] -= calls
         if self._emptied is not None and self.held == 0:
             self._emptied.set()

@@ -149,6 +149,9 @@ class Answers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and answer for it if it comes back as an exception."""
+        if scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -177,6 +180,37 @@ class Answers:
             route = self._route(scope["path"])
             self._requests.labels(route, code).inc()
 
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The same for a websocket: counted when it is let in or refused, which an answer in HTTP does."""
+        websockets = self._gateway.metrics.websockets
+        is_open = False
+
+        async def watched(message: Message) -> None:
+            nonlocal is_open
+            code = _code_of(message)
+            if code is not None and not is_open:
+                self._requests.labels(self._route(scope["path"]), code).inc()
+            if message["type"] == "websocket.accept":
+                is_open = True
+                websockets.inc()
+            await send(message)
+
+        async def refuse(message: Message) -> None:
+            await watched({**message, "type": f"websocket.{message['type']}"})
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as exc:  # noqa: BLE001 - whatever came out of a route, its caller hears of it
+            error = _as_error(exc)
+            if is_open:
+                await watched({"type": "websocket.close", "code": 1011, "reason": error.message[:100]})
+            else:
+                await send_error(refuse, error)
+            exc.__traceback__ = None
+        finally:
+            if is_open:
+                websockets.dec()
+
     def _route(self, path: str) -> str:
         """A path as the metrics know it: what a caller can choose in it is left out."""
         if path.startswith("/v1/jobs/"):
@@ -186,6 +220,14 @@ class Answers:
         if (folder := folder_of(path)) in self._routes:
             return folder
         return path if path in self._routes else "other"
+
+
+def _code_of(message: Message) -> int | None:
+    """The status by which a websocket is let in or refused; None for what comes after that."""
+    if message["type"] == "websocket.http.response.start":
+        status: int = message["status"]
+        return status
+    return {"websocket.accept": 101, "websocket.close": 403}.get(message["type"])
 
 
 def _as_error(exc: Exception) -> SandboxError:

@@ -80,6 +80,11 @@ class Joined(asyncio.Transport):
         """Bytes that the caller has not taken yet."""
         return self._transport.get_write_buffer_size()
 
+    def alone(self) -> asyncio.Transport:
+        """The transport itself, with all that was written here on its way."""
+        self._flush()
+        return self._transport
+
     def _flush(self) -> None:
         parts, self._parts, self._size = self._parts, [], 0
         if parts and not self._transport.is_closing():
@@ -134,6 +139,18 @@ class Connection(HttpToolsProtocol):
             self._refusal = "a request with a body cannot ask for another protocol; send it without `Upgrade`"
             raise ValueError(self._refusal)  # which httptools passes on as a parser's error
         super().on_headers_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection over to `websocket.py`. A caller has nothing to say before that has answered."""
+        self._stop_clock()
+        self._stop_watching()
+        assert isinstance(self.transport, Joined)
+        self.transport = self.transport.alone()
+        super().handle_websocket_upgrade()
+
+    def _should_upgrade(self) -> bool:
+        """Not where an answer is still due: two protocols would write at the same time. The wish is ignored then."""
+        return super()._should_upgrade() and (self.cycle is None or self.cycle.response_complete)
 
     def on_body(self, body: bytes) -> None:
         """A part of a body; routes bound these."""

@@ -25,8 +25,13 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "sandbox_gateway_requests",
-            "HTTP requests answered.",
+            "HTTP requests answered; a websocket that was let in is one with 101.",
             ("route", "code"),
+            registry=self.registry,
+        )
+        self.websockets = Gauge(
+            "sandbox_gateway_websockets",
+            "Websockets that are open now.",
             registry=self.registry,
         )
         self.calls = Counter(

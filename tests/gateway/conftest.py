@@ -17,11 +17,11 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
-from gateway.__main__ import ANSWER_S
+from gateway.__main__ import ANSWER_S, server_config
 from gateway.admission import Admission
 from gateway.app import create_app
-from gateway.connection import Connection
 from gateway.gateway import Gateway
 from gateway.metrics import Metrics
 from gateway.pressure import Pressure
@@ -98,24 +98,22 @@ async def lent(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @asynccontextmanager
-async def listening(service: Service, keep_alive_s: int = 5) -> AsyncIterator[tuple[str, int]]:
-    """Serve a gateway on a socket too, for callers who hang up; host and port."""
-    config = uvicorn.Config(
-        service.app,
-        http=Connection,
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        timeout_keep_alive=keep_alive_s,
-    )
+async def listening(
+    service: Service, app: ASGIApp | None = None, keep_alive_s: int = 5
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve a gateway, or an application on top of it, on a socket too, for callers who hang up; host and port."""
+    config = server_config(app or service.app, service.gateway)
+    config.lifespan = "off"  # it runs already
+    config.timeout_keep_alive = keep_alive_s
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await until(lambda: server.started)
-        yield listener.getsockname()
-        server.should_exit = True
-        await task
+        try:
+            yield listener.getsockname()
+        finally:
+            server.should_exit = True
+            await task
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -217,8 +216,7 @@ async def test_a_caller_that_goes_away_cancels_all_its_calls(
     """The connection breaks: every call of the request is ordered off its worker, and its permit comes free."""
     service = await serve()
     admission = service.gateway.admission
-    on_sockets = replace(service, app=speak(service, run_all))
-    async with listening(on_sockets) as address, opened(redis_of_test) as queue:
+    async with listening(service, speak(service, run_all)) as address, opened(redis_of_test) as queue:
         await hang_up(address, PATH, b'{"codes": ["hold", "lose"]}', service.worker.has_seen(2))
         orders: set[str] = set()
         while orders != {delivery.place for delivery in service.worker.seen}:

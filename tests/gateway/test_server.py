@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.__main__ import _config, _Server
+from gateway.__main__ import _Server, server_config
 from gateway.app import create_app
 from gateway.connection import Connection
 from sandbox.queue import CallQueue
@@ -33,7 +33,8 @@ def _collector() -> Iterator[None]:
 @asynccontextmanager
 async def server(redis: RedisSettings) -> AsyncIterator[_Server]:
     """The server of a gateway process, in this one."""
-    running = _Server(_config(create_app(Settings(redis=redis), CallQueue(redis))))
+    app = create_app(Settings(redis=redis), CallQueue(redis))
+    running = _Server(server_config(app, app.state.gateway))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         task = asyncio.create_task(running.serve(sockets=[listener]))
         await until(lambda: running.started)
