@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.dialects import code_judge, mcp, nemo_skills, piston, sandbox_fusion
+from gateway.dialects import code_judge, mcp, nemo_skills, openenv, piston, sandbox_fusion
 from gateway.engine import Door, Engine
 from sandbox.settings import Dialect
 
@@ -18,6 +18,7 @@ DIALECTS: Mapping[Dialect, Callable[[Engine], Sequence[Door]]] = {
     "code_judge": code_judge.doors,
     "mcp": mcp.doors,
     "nemo_skills": nemo_skills.doors,
+    "openenv": openenv.doors,
     "piston": piston.doors,
     "sandbox_fusion": sandbox_fusion.doors,
 }

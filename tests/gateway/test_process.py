@@ -23,6 +23,8 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import Case
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from gateway.app import create_app
 from gateway.openapi import add_keys
@@ -197,6 +199,28 @@ async def test_lines_arrive_while_others_run(redis_url: str) -> None:
             assert sorted(line["index"] for line in early) == [1, 2]
             worker.released.set()
             assert json.loads(await anext(lines))["index"] == 0
+
+
+async def test_sigterm_closes_websockets(redis_url: str) -> None:
+    """On SIGTERM an open step gets its answer, a further one an error, and then the session is closed with 1012."""
+    async with stack(redis_url, SANDBOX_GATEWAY__NOTICE_S="0") as (running, _, worker):
+        url = running.url.replace("http", "ws", 1) + "/openenv/ws"
+        async with connect(url, proxy=None) as stepping, connect(url, proxy=None) as idle:
+            await stepping.send(json.dumps({"type": "step", "data": {"code": "hold 1"}}))
+            await worker.has_seen(1)
+            running.process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(running.wait_for, "refusing calls")
+            await idle.send(json.dumps({"type": "step", "data": {"code": "echo 2"}}))
+            assert json.loads(await idle.recv())["data"]["name"] == "Unavailable"
+            worker.released.set()
+            assert json.loads(await stepping.recv())["data"]["observation"]["stdout"] == "1"
+            for websocket in (stepping, idle):
+                with pytest.raises(ConnectionClosed) as closed:
+                    await websocket.recv()
+                assert closed.value.rcvd is not None
+                assert closed.value.rcvd.code == 1012
+        assert await asyncio.to_thread(running.end) == 0
+        assert "Exception in ASGI application" not in running.said
 
 
 async def test_sigterm_drains(redis_url: str) -> None:
