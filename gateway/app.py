@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway import grading
+from gateway import grading, judging
 from gateway.dead import make_dead_letters
 from gateway.dialects import DIALECTS
 from gateway.engine import Door, Engine
@@ -51,6 +51,7 @@ def create_app(settings: Settings, queue: CallQueue) -> FastAPI:
     engine = Engine(gateway, reader)
     doors = [
         *grading.doors(engine),
+        *judging.doors(engine),
         *(door for name in settings.gateway.dialects if name in DIALECTS for door in DIALECTS[name](engine)),
     ]
 

@@ -16,6 +16,7 @@ from gateway.reader import CallReader
 from gateway.tenants import scope_of
 from sandbox.calls import ToolCall, ToolResult
 from sandbox.grading.math import MathGrade, MathTask
+from sandbox.grading.task import Judgement, JudgeRequest
 
 _REF = "#/components/schemas/{model}"
 _RUN_ERRORS = (409, 413, 422, 429, 500, 503, 504)
@@ -23,6 +24,7 @@ _JOBS_ERRORS = (413, 422, 429, 500, 503, 504)
 _JOB_ERRORS = (404, 409, 422, 429, 500, 503)
 _END_ERRORS = (404, 500, 503)
 _BATCH_ERRORS = (413, 422, 429, 500, 503)
+_JUDGE_ERRORS = (413, 422, 429, 500, 503, 504)
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -104,6 +106,18 @@ class MathBatchAnswer(BaseModel):
     results: list[MathGrade | ErrorAnswer]
 
 
+class JudgeBatchRequest(BaseModel):
+    """Tasks that are judged together."""
+
+    items: list[JudgeRequest]
+
+
+class JudgeBatchAnswer(BaseModel):
+    """Judgements in the order of the items."""
+
+    results: list[Judgement | ErrorAnswer]
+
+
 class Job(BaseModel):
     """A call whose result is not there yet."""
 
@@ -124,10 +138,19 @@ def add_hot_routes(openapi: dict[str, Any], reader: CallReader) -> None:
     result, pending = {"application/json": "ToolResult"}, {"application/json": "Job"}
     lines = {"application/json": "BatchAnswer", "application/x-ndjson": "ResultLine"}
     grade, grades = {"application/json": "MathGrade"}, {"application/json": "MathBatchAnswer"}
+    judgement, judgements = {"application/json": "Judgement"}, {"application/json": "JudgeBatchAnswer"}
     job_id = {"name": "call_id", "in": "path", "required": True, "schema": {"type": "string"}}
     openapi["paths"] |= {
         "/v1/run": {"post": _operation("Run a program", _RUN_ERRORS, {200: result}, "ToolCall")},
         "/v1/batch": {"post": _operation("Run many programs", _BATCH_ERRORS, {200: lines}, "BatchRequest")},
+        "/v1/judge": {
+            "post": _operation("Judge a submission", _JUDGE_ERRORS, {200: judgement}, "JudgeRequest"),
+        },
+        "/v1/judge/batch": {
+            "post": _operation(
+                "Judge many submissions", _BATCH_ERRORS, {200: judgements}, "JudgeBatchRequest"
+            ),
+        },
         "/v1/jobs": {
             "post": _operation("Run a program and ask later", _JOBS_ERRORS, {202: pending}, "ToolCall"),
         },
@@ -166,6 +189,10 @@ def _schemas(reader: CallReader) -> dict[str, Any]:
         (ErrorLine, "serialization"),
         (MathBatchRequest, "validation"),
         (MathBatchAnswer, "serialization"),
+        (JudgeRequest, "validation"),
+        (JudgeBatchRequest, "validation"),
+        (Judgement, "serialization"),
+        (JudgeBatchAnswer, "serialization"),
         (Job, "serialization"),
         (JobEnd, "serialization"),
     ]
@@ -176,10 +203,12 @@ def _schemas(reader: CallReader) -> dict[str, Any]:
         bounded |= {"maximum": getattr(reader.ceilings, name), "default": default}
     if reader.ceilings.network == "none":
         schemas["ToolCall"]["properties"]["network"]["enum"] = ["none"]
-    deadline = schemas["ToolCall"]["properties"]["deadline_s"]
     ceiling = reader.ceilings.deadline_s
-    deadline |= {"maximum": ceiling, "default": min(deadline["default"], ceiling)}
-    schemas["MathBatchRequest"]["properties"]["items"]["maxItems"] = reader.max_batch
+    for model in ("ToolCall", "CaseTask", "FunctionTask"):
+        deadline = schemas[model]["properties"]["deadline_s"]
+        deadline |= {"maximum": ceiling, "default": min(deadline["default"], ceiling)}
+    for model in ("MathBatchRequest", "JudgeBatchRequest"):
+        schemas[model]["properties"]["items"]["maxItems"] = reader.max_batch
     longest = schemas["MathTask"]["properties"]["timeout_s"]
     ceiling = reader.ceilings.cpu_s
     longest |= {"maximum": min(longest["maximum"], ceiling), "default": min(longest["default"], ceiling)}

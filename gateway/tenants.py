@@ -52,7 +52,7 @@ LOOK_EVERY_S = 1.0
 
 _OPEN = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
 _OPEN_BELOW = "/docs/files/"
-_RUN = frozenset({"/v1/run", "/v1/batch", "/v1/jobs", "/v1/status"})
+_RUN = frozenset({"/v1/run", "/v1/batch", "/v1/jobs", "/v1/status", "/v1/judge", "/v1/judge/batch"})
 _RUN_BELOW = ("/v1/jobs/", "/v1/grade/")
 
 

@@ -53,6 +53,11 @@ _VERDICTS = {
 T = TypeVar("T")
 
 
+def window_of(task: JudgeTask) -> int:
+    """How many of its calls are in flight at a time."""
+    return min(WINDOW, len(task.cases)) if isinstance(task, CaseTask) else 1
+
+
 async def judge(task: JudgeTask, run: Run, window: int = WINDOW) -> Judgement:
     """What a submission is worth. Cancelled, it ends its calls.
 

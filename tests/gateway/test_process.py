@@ -461,22 +461,44 @@ def test_a_refused_start_is_one_sentence(argv: tuple[str, ...], env: dict[str, s
     assert len(running.said) == 2
 
 
-@API.parametrize()
-@settings(
-    max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
-def test_the_api_keeps_its_word(case: Case, service: str) -> None:
-    """Whatever fits the description, and much that does not, gets a documented answer and never a 5xx of a bug."""
-    response = case.call(base_url=service)
+def tries(most: int) -> settings:
+    """So many examples, the same ones each time."""
+    return settings(
+        max_examples=most,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+#: An example of a task takes long to make, and many calls to judge.
+GRADERS = "^/v1/(judge|grade)"
+
+
+def keeps_its_word(case: Case, url: str) -> None:
+    response = case.call(base_url=url)
     assert response.status_code < 500, response.text
     # What is accepted is for test_openapi.py, which knows that a bad item is answered within a 200.
     case.validate_response(response, excluded_checks=[negative_data_rejection, positive_data_acceptance])
 
 
-@API_WITH_KEYS.parametrize()
-@settings(
-    max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
+@API.exclude(path_regex=GRADERS).parametrize()
+@tries(100)
+def test_the_api_keeps_its_word(case: Case, service: str) -> None:
+    """Whatever fits the description, and much that does not, gets a documented answer and never a 5xx of a bug."""
+    keeps_its_word(case, service)
+
+
+@API.include(path_regex=GRADERS).parametrize()
+@tries(15)
+def test_graders_keep_their_word(case: Case, service: str) -> None:
+    """So do the routes that judge."""
+    keeps_its_word(case, service)
+
+
+@API_WITH_KEYS.exclude(path_regex=GRADERS).parametrize()
+@tries(20)
 def test_the_api_with_keys_keeps_its_word(case: Case, service_with_keys: tuple[str, str]) -> None:
     """With a good key as without keys; and what says that it needs one is refused without, in documented words."""
     url, key = service_with_keys

@@ -134,6 +134,8 @@ NEEDS = {
     "/v1/jobs/a": "run",
     "/v1/jobs/a/b": "run",
     "/v1/jobs/{call_id:path}": "run",
+    "/v1/judge": "run",
+    "/v1/judge/batch": "run",
     "/metrics": "admin",
     "/v1/dead": "admin",
     "/v1/dead/1-1": "admin",
