@@ -1,4 +1,4 @@
-"""SandboxFusion's language: `POST /run_code` and `GET /v1/ping`, as verl, SkyRL, verl-tool and others call them.
+"""SandboxFusion's language: `POST /run_code` as verl, SkyRL, verl-tool and others call it, and `POST /run_jupyter`.
 
 What came of a program is answered 200 with three words: the outer `status`, the stage's `status`, and its
 `return_code`, negative for a signal. A program that was ended for its memory or its output is `Finished` with -9, as if
@@ -6,7 +6,10 @@ the kernel's own killer had been at it, and the reason stands on its stderr; `Ti
 
 What is no verdict is never one. A fault of ours is the outer `SandboxError`. What a caller should send again, a full
 service or a call that waited too long, is 504: the one status that verl's client tries again on. That client waits for
-the two time limits and 10 s more, so a call's deadline lies within that. `/submit` and `fetch_files` are not covered.
+the two time limits and 10 s more, so a call's deadline lies within that.
+
+The cells of `/run_jupyter` run as one call (sandbox/cells.py), without a kernel. As in the original a cell that fails
+is no failure of the request, and the cells behind it run. What is said of each cell is the program's word.
 """
 
 from __future__ import annotations
@@ -19,13 +22,16 @@ from typing import Annotated, Literal, NoReturn
 from pydantic import BaseModel, Field
 
 from gateway.engine import Answer, Door, Engine, EngineRoute, Exchange, Page, make_call, make_file
-from sandbox.calls import MIB, Base64File, CallStatus, FileName, ToolCall, ToolResult
+from sandbox.calls import MIB, Base64File, CallStatus, FileName, Limits, ToolCall, ToolResult
+from sandbox.cells import CellResult, cells_call, read_cells
 from sandbox.errors import InvalidCall, Overloaded, QueueTimeout, SandboxError, Unavailable
+from sandbox.settings import CeilingSettings
 
 #: Of the 10 s that verl's client waits beyond the time limits, what a call may wait in the queue; the rest is the way.
 QUEUE_S = 8.0
 #: Files whose names have this are in requests for the original's own sake, and it leaves them out.
 _IGNORED = "IGNORE_THIS_FILE"
+_NO_FILES = "this service returns no files: print what you want to have, and leave fetch_files empty"
 _RETRY = (Overloaded, Unavailable, QueueTimeout)
 
 #: What the original runs besides Python.
@@ -46,6 +52,18 @@ class RunCodeRequest(BaseModel):
     compile_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
     run_timeout: Seconds = 10.0
     memory_limit_MB: int = -1  # noqa: N815 - its name there
+    files: dict[FileName, str | None] = {}
+    fetch_files: list[str] = []
+
+
+class RunJupyterRequest(BaseModel):
+    """The body of `/run_jupyter`."""
+
+    cells: list[str]
+    cell_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # 0: only the total
+    total_timeout: Seconds = 45.0
+    memory_limit_MB: int = -1  # noqa: N815 - its name there
+    kernel: Literal["python3"] = "python3"
     files: dict[FileName, str | None] = {}
     fetch_files: list[str] = []
 
@@ -71,10 +89,31 @@ class RunCodeResponse(BaseModel):
     files: dict[str, str] = {}
 
 
+class CellRunResult(BaseModel):
+    """What came of a cell: of its last expression a bundle by MIME type, and an error as Jupyter has it."""
+
+    stdout: str
+    stderr: str
+    display: list[dict[str, str]] = []
+    error: list[dict[str, str | list[str]]] = []
+
+
+class RunJupyterResponse(BaseModel):
+    """What `/run_jupyter` answers."""
+
+    status: Literal["Success", "Failed", "SandboxError"]
+    message: str = ""
+    driver: CommandRunResult | None = None
+    cells: list[CellRunResult] = []
+    executor_pod_name: str | None = None
+    files: dict[str, str] = {}
+
+
 def doors(engine: Engine) -> Sequence[Door]:
     """What this dialect listens to."""
     return [
         Door("/run_code", EngineRoute(engine, run_code, refuse)),
+        Door("/run_jupyter", EngineRoute(engine, run_jupyter, refuse)),
         Door("/v1/ping", Page(lambda _: Answer(b'"pong"')), methods=("GET",), scope=None),
     ]
 
@@ -82,30 +121,36 @@ def doors(engine: Engine) -> Sequence[Door]:
 async def run_code(exchange: Exchange) -> Answer:
     """Run one program."""
     request = exchange.parse(RunCodeRequest)
-    if (missing := _missing(request)) is not None:
+    if request.language != "python":
+        missing = f"this service runs python, and not {request.language}"
         return _answer(RunCodeResponse(status="SandboxError", message=missing))
+    if request.fetch_files:
+        return _answer(RunCodeResponse(status="SandboxError", message=_NO_FILES))
     result = await exchange.run(to_call(request, exchange.engine))
     return _answer(to_response(result))
 
 
-def _missing(request: RunCodeRequest) -> str | None:
-    if request.language != "python":
-        return f"this service runs python, and not {request.language}"
+async def run_jupyter(exchange: Exchange) -> Answer:
+    """Run the cells of a notebook."""
+    request = exchange.parse(RunJupyterRequest)
     if request.fetch_files:
-        return "this service returns no files: print what you want to have, and leave fetch_files empty"
-    return None
+        return _answer(RunJupyterResponse(status="SandboxError", message=_NO_FILES))
+    ceilings = exchange.engine.ceilings
+    call = cells_call(
+        request.cells,
+        cell_s=request.cell_timeout or None,
+        stop_on_error=False,
+        files={**_files(request.files)},
+        limits=to_limits(ceilings, "total_timeout", request.total_timeout, request.memory_limit_MB),
+        deadline_s=min(request.total_timeout + QUEUE_S, ceilings.deadline_s),
+    )
+    return _answer(to_notebook(request.cells, await exchange.run(call)))
 
 
 def to_call(request: RunCodeRequest, engine: Engine) -> ToolCall:
     """The call that a request asks for. Raises InvalidCall, in the request's own words."""
     ceilings = engine.ceilings
-    limits = {
-        "wall_s": bounded_s("run_timeout", request.run_timeout, ceilings.wall_s),
-        "cpu_s": ceilings.cpu_s,
-        "memory_bytes": memory_bytes(request.memory_limit_MB, ceilings.memory_bytes),
-        "output_bytes": ceilings.output_bytes,
-        "processes": ceilings.processes,
-    }
+    limits = to_limits(ceilings, "run_timeout", request.run_timeout, request.memory_limit_MB)
     due_s = request.compile_timeout + request.run_timeout + QUEUE_S
     return make_call(
         code=request.code,
@@ -116,11 +161,17 @@ def to_call(request: RunCodeRequest, engine: Engine) -> ToolCall:
     )
 
 
-def bounded_s(name: str, value: float, ceiling: float) -> float:
-    """A time limit. Raises InvalidCall above the ceiling."""
-    if value > ceiling:
-        raise InvalidCall(f"{name}: {value:g} s is above this service's ceiling of {ceiling:g} s")
-    return value
+def to_limits(ceilings: CeilingSettings, name: str, time_s: float, limit_mb: int) -> Limits:
+    """The limits of a call, whose time is called `name`. Raises InvalidCall."""
+    if time_s > ceilings.wall_s:
+        raise InvalidCall(f"{name}: {time_s:g} s is above this service's ceiling of {ceilings.wall_s:g} s")
+    return Limits(
+        wall_s=time_s,
+        cpu_s=ceilings.cpu_s,
+        memory_bytes=memory_bytes(limit_mb, ceilings.memory_bytes),
+        output_bytes=ceilings.output_bytes,
+        processes=ceilings.processes,
+    )
 
 
 def memory_bytes(limit_mb: int, ceiling: int) -> int:
@@ -153,6 +204,31 @@ def to_response(result: ToolResult) -> RunCodeResponse:
     )
 
 
+def to_notebook(cells: Sequence[str], result: ToolResult) -> RunJupyterResponse:
+    """What came of the call of these cells, in the words of `/run_jupyter`. Raises QueueTimeout."""
+    ran = to_response(result)
+    pod = ran.executor_pod_name
+    if ran.run_result is None:
+        return RunJupyterResponse(status="SandboxError", message=ran.message, executor_pod_name=pod)
+    found = [to_cell(cell) for cell in read_cells(cells, result) if cell.status != "not_run"]
+    # The streams are the cells'; what is left for the driver is why it was ended.
+    driver = ran.run_result.model_copy(update={"stdout": "", "stderr": _reason(result)})
+    return RunJupyterResponse(status=ran.status, driver=driver, cells=found, executor_pod_name=pod)
+
+
+def to_cell(cell: CellResult) -> CellRunResult:
+    """What came of a cell."""
+    error = cell.error
+    return CellRunResult(
+        stdout=cell.stdout,
+        stderr=cell.stderr,
+        display=[] if cell.value is None else [{"text/plain": cell.value}],
+        error=[]
+        if error is None
+        else [{"ename": error.type, "evalue": error.message, "traceback": error.traceback}],
+    )
+
+
 def _raise(result: ToolResult) -> NoReturn:
     error = result.to_error()
     assert error is not None, "a fault"
@@ -181,14 +257,17 @@ def return_code(result: ToolResult) -> int:
 
 
 def _with_reason(result: ToolResult) -> str:
-    reason = {
-        CallStatus.MEMORY_LIMIT: "Killed: it used more memory than its limit",
-        CallStatus.OUTPUT_LIMIT: "Killed: it wrote more than its limit on output; what came before is kept",
-    }.get(result.status)
-    if reason is None:
-        return result.stderr
-    gap = "\n" if result.stderr and not result.stderr.endswith("\n") else ""
-    return f"{result.stderr}{gap}{reason}\n"
+    reason = _reason(result)
+    gap = "\n" if reason and result.stderr and not result.stderr.endswith("\n") else ""
+    return f"{result.stderr}{gap}{reason}"
+
+
+def _reason(result: ToolResult) -> str:
+    """Why a program was ended, where the language has no word for it."""
+    return {
+        CallStatus.MEMORY_LIMIT: "Killed: it used more memory than its limit\n",
+        CallStatus.OUTPUT_LIMIT: "Killed: it wrote more than its limit on output; what came before is kept\n",
+    }.get(result.status, "")
 
 
 def _answer(response: BaseModel) -> Answer:

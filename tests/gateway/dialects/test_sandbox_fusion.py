@@ -141,6 +141,36 @@ async def test_a_request_that_is_wrong(service: Service, body: Any, place: list[
     assert words in detail["msg"]
 
 
+async def test_a_notebook_s_request(service: Service) -> None:
+    """Its defaults and its errors are those of the original; the cells reach the worker as files."""
+    status, answer = await notebook(service, cells=["x"])
+    assert (status, answer | {"cells": []}) == (200, NOTEBOOK)
+    assert list(answer) == list(NOTEBOOK)
+    call = last_call(service)
+    assert (call.limits.wall_s, call.limits.memory_bytes) == (45.0, 2048 * MIB)
+    assert deadline_s(service) == 45 + 8
+    assert call.files == {"cell_1.py": "x"}
+    for body, place in [
+        ({}, "cells"), ({"cells": []}, "cells"), ({"cells": ["x"], "kernel": "r"}, "kernel"), ({"cells": [1]}, "cells.0"),
+        ({"cells": ["x"], "total_timeout": 61}, "total_timeout"), ({"cells": ["x"], "files": {"y": "%"}}, "files.y"),
+        ({"cells": ["x"], "cell_timeout": -1}, "cell_timeout"), ({"cells": ["x"], "files": {"cell_1.py": ""}}, "files"),
+    ]:  # fmt: skip
+        status, answer = await notebook(service, **body)
+        assert (status, answer["detail"][0]["loc"]) == (422, ["body", place])
+    fetched = await notebook(service, cells=["x"], fetch_files=["a"])
+    assert (fetched[1]["status"], fetched[1]["driver"]) == ("SandboxError", None)
+
+
+NOTEBOOK = {
+    "status": "Success", "message": "", "driver": RUN, "cells": [], "executor_pod_name": "echo", "files": {},
+}  # fmt: skip
+
+
+async def notebook(service: Service, **body: Any) -> tuple[int, dict[str, Any]]:
+    response = await service.http.post("/run_jupyter", json=body)
+    return response.status_code, response.json()
+
+
 async def test_what_should_be_sent_again_is_504(start: Serve) -> None:
     """A call that waited too long, a full gateway and one that ends: verl's client tries 504 again."""
     service = await start(gateway={"max_in_flight": 1})
