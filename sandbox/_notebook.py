@@ -158,7 +158,8 @@ def flush() -> None:
 def described(failure: BaseException) -> dict[str, object]:
     """An exception as a record has it."""
     kind = type(failure)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    is_known = kind.__module__ in {"__main__", "builtins"}  # a traceback leaves these out
+    name = kind.__qualname__ if is_known else f"{kind.__module__}.{kind.__qualname__}"
     try:
         message = str(failure)
     except BaseException:  # noqa: BLE001 - the cell's own class may raise anything

@@ -33,7 +33,7 @@ class CellError(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    type: str  # as a traceback has it: with its module unless that is builtins
+    type: str  # as a traceback has it, with its module unless that is builtins or the cells' own
     message: str
     traceback: list[str]  # lines
 

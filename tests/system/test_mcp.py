@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp_types import CallToolResult
+
+from sandbox.jsonrpc import SEND_AGAIN
 
 from .stack import Stack
 
@@ -25,10 +28,10 @@ def over_http(stack: Stack, mode: Any = "auto") -> Client:
     return Client(f"{stack.url}/mcp", mode=mode)
 
 
-def over_stdio(stack: Stack, log: Any, mode: Any = "auto") -> Client:
+def over_stdio(url: str, log: Any, mode: Any = "auto") -> Client:
     command = StdioServerParameters(
         command=sys.executable,
-        args=["-P", "-m", "sandbox", "mcp", "--url", stack.url],
+        args=["-P", "-m", "sandbox", "mcp", "--url", url],
         env=os.environ | {"PYTHONPATH": str(ROOT)},  # noqa: TID251 - as a program that starts it would
     )
     return Client(stdio_client(command, errlog=log), mode=mode)
@@ -70,10 +73,23 @@ async def test_the_sdks_client_over_http(the_stack: Stack, mode: str) -> None:
 async def test_the_sdks_client_over_stdio(the_stack: Stack, tmp_path: Path, mode: str) -> None:
     """`sandbox mcp` is the same as a program that a client starts, and says nothing on stderr."""
     with (tmp_path / "log").open("w+") as log:
-        async with over_stdio(the_stack, log, mode) as client:
+        async with over_stdio(the_stack.url, log, mode) as client:
             await use(client)
         log.seek(0)
         assert log.read() == ""
+
+
+async def test_a_gateway_that_is_not_there(tmp_path: Path) -> None:
+    """`sandbox mcp` serves without one, and a call is an error that can be sent again."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with (tmp_path / "log").open("w") as log:
+        async with over_stdio(f"http://127.0.0.1:{port}", log) as client:
+            assert len((await client.list_tools()).tools) == 2
+            with pytest.raises(MCPError) as caught:
+                await client.call_tool("python", {"code": "1"})
+    assert caught.value.code == SEND_AGAIN
+    assert caught.value.data["is_retryable"] is True
 
 
 async def test_many_calls_at_once(the_stack: Stack) -> None:

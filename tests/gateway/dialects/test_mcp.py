@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,33 @@ async def test_what_is_no_request(
     assert (said["jsonrpc"], said["id"], said["error"]["code"]) == ("2.0", None, code)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 9_000,
+        b'{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": ' + b"[" * 4_000 + b"]" * 4_000 + b"}",
+        b'{"jsonrpc": "2.0", "id": ' + b"1" * 5_000 + b', "method": "ping"}',
+        b'{"jsonrpc": "2.0", "id": "' + b"i" * 50_000 + b'", "method": "ping"}',
+        json.dumps(tool("python", code="\ud800")).encode(),
+        *(json.dumps(request("ping", call_id=odd)).encode() for odd in (None, True, 1.5, [], {})),  # type: ignore[arg-type]
+        *(json.dumps(request("ping", odd)).encode() for odd in ([], "x", 1, {"_meta": 1}, {"_meta": {"progressToken": []}})),
+        *(json.dumps({"jsonrpc": "2.0", "id": 1, "method": odd}).encode() for odd in ("", None, 1, "notifications/cancelled")),
+        b'{"jsonrpc": "2.0", "id": 1, "result": {}}',
+        b'{"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "no"}}',
+        b'{"jsonrpc": "1.0", "id": 1, "method": "ping"}',
+        b'{"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1e400}}',
+    ],
+    ids=lambda value: repr(value)[:40],
+)  # fmt: skip
+async def test_an_odd_request_is_no_failure_of_ours(service: Service, body: bytes) -> None:
+    """Whatever a client sends is answered as its mistake, or taken, and the next request is served."""
+    response = await post(service, body, mcp_session_id="odd")
+    assert response.status_code in {200, 202, 400, 422}
+    if response.status_code != 202:
+        assert response.json().get("error", {}).get("code") not in {-32603, 0}
+    assert await answer(service, request("ping")) == {}
+
+
 @pytest.mark.parametrize("origin", ["http://localhost:6274", "http://127.0.0.1:8000", "https://[::1]"])
 async def test_pages_of_this_machine_may_call(service: Service, origin: str) -> None:
     """An inspector in a browser on this machine shows where it is from, and is let in, whatever the Host is."""
@@ -328,3 +356,11 @@ async def test_it_can_be_left_out(start: Serve) -> None:
     """A service that does not speak it has no such path."""
     service = await start(gateway={"dialects": "code_judge"})
     assert (await post(service, request("ping"))).status_code == 404
+
+
+async def test_nobody_pays_for_what_is_not_spoken() -> None:
+    """Neither the command line nor a gateway loads the SDK before it is needed."""
+    code = "import sys, gateway.app, sandbox.cli, sandbox.tools; print({'mcp', 'mcp_types'} & {*sys.modules})"
+    program = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    out, _ = await program.communicate()
+    assert out == b"set()\n"

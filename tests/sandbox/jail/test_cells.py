@@ -87,7 +87,7 @@ def test_an_error_has_the_cells_own_lines(box: Box) -> None:
         ("raise KeyboardInterrupt", "KeyboardInterrupt", ""),
         ("while True: pass", "TimeoutError", "the cell ran for longer than its limit"),
         ("import json; json.loads('x')", "json.decoder.JSONDecodeError", "Expecting value: line 1 column 1 (char 0)"),
-        ("class E(Exception):\n    def __str__(self): 1 / 0\nraise E", "__main__.E", "<exception str() failed>"),
+        ("class E(Exception):\n    def __str__(self): 1 / 0\nraise E", "E", "<exception str() failed>"),
         ("class R:\n    def __repr__(self): raise ValueError('r')\nR()", "ValueError", "r"),
         ("raise ValueError('\\ud800\\x1e')", "ValueError", "\\ud800\x1e"),
     ],
