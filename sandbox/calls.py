@@ -208,12 +208,14 @@ class ToolCall(_Frozen):
 class ProgramException(_Frozen):
     """The exception that ended a program, in the program's own word: unlike its status, a program can forge it."""
 
-    type: str = Field(description="Its name as a traceback has it, with its module unless that is builtins.")
+    type: str = Field(
+        description="Its name as a traceback has it, with its module where it has one of a library."
+    )
     message: str = Field(description="`str()` of it, cut to 1,000 characters.")
     line: int | None = Field(
         default=None, description="The last line of the program's own text that it came by."
     )
-    source: str | None = Field(default=None, description="That line's text.")
+    source: str | None = Field(default=None, description="That line's text, cut to 500 characters.")
 
 
 class ToolResult(_Frozen):

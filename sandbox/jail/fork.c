@@ -11,7 +11,7 @@
  * sees code, input or output, which reach the child as descriptors.
  *
  * Messages on the control socket (SOCK_SEQPACKET, one struct each, same machine, so native byte order):
- *   request RUN   with descriptors stdin, stdout, stderr, payload, then the cgroup.procs files to enter
+ *   request RUN   with descriptors stdin, stdout, stderr, payload, note, then the cgroup.procs files to enter
  *   request KILL  end the call and all that it started; a call that is not there any more is no error
  *   reply READY   once, the forkserver serves
  *   reply ENDED   wait status and CPU time; nothing of the call is left when this is sent
@@ -72,10 +72,11 @@ extern void PyOS_AfterFork_Child(void);
 enum { RUN = 1, KILL = 2 };
 enum { READY = 1, ENDED = 2, FAILED = 3, STARTED = 4 };
 enum { IN_CHILD = 1, WORKER_GONE = 0 };
-enum { STDIN, STDOUT, STDERR, PAYLOAD, FIRST_CGROUP, MAX_FDS = 12 }; /* of a request */
+enum { STDIN, STDOUT, STDERR, PAYLOAD, NOTE, FIRST_CGROUP, MAX_FDS = 13 }; /* of a request */
 enum { FOLDER = 5 }; /* in the child, while its walls go up */
 enum { MAX_CALLS = 4096 };
 enum { CALL_FAILED = 70 };
+enum { NOTE_BYTES = 8192 };
 enum { NAMESPACE_POOL = 8, NAMESPACE_PACE_MS = 5 };
 #define KEEP_UID UINT64_MAX
 #define SHM_OPTIONS "size=33554432,nr_inodes=64"
@@ -224,6 +225,16 @@ static const char *enter_bounds(const struct setup *setup, int init_fd, const in
 	return NULL;
 }
 
+/* Where a program's exception is put down for the worker (note.py): memory that the two share, since no descriptor stays.
+ * The worker has sealed its size, so that it cannot be taken from under us. */
+static char *note;
+
+static int map_note(int fd)
+{
+	note = mmap(NULL, NOTE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	return note == MAP_FAILED ? -1 : 0;
+}
+
 /* Descriptors of the message are above these: the forkserver keeps its own in the low numbers. */
 static const char *take_descriptors(const struct setup *setup, const int *fds, int n_fds)
 {
@@ -231,6 +242,7 @@ static const char *take_descriptors(const struct setup *setup, const int *fds, i
 	STEP("stdout", dup2(fds[STDOUT], 1));
 	STEP("stderr", dup2(fds[STDERR], 2));
 	STEP("payload", dup2(fds[PAYLOAD], 3));
+	STEP("note", map_note(fds[NOTE]));
 	STEP("fault pipe", dup3(fault_write, 4, O_CLOEXEC));
 	fault_write = 4;
 	if (is_guarded(setup))
@@ -880,6 +892,13 @@ int fork_confine(const struct setup *setup)
 	    restrict_files(&setup->files, setup->files.scratch, setup->files.proc) < 0)
 		return -errno;
 	return 0;
+}
+
+/* Puts down a record in the child; what is too large is not. */
+void fork_note(const void *record, size_t size)
+{
+	if (size <= NOTE_BYTES)
+		memcpy(note, record, size);
 }
 
 /* Makes huge pages of the warm heap, once. A fork then copies one entry for 2 MiB instead of 512, and a write in the

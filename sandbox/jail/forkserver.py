@@ -37,7 +37,7 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
@@ -48,6 +48,8 @@ ROOT = os.path.dirname(os.path.dirname(__file__)).rstrip("/")
 MAIN = "/tmp/main.py"  # at level `process`, in the folder that the call was given
 STREAMS = (sys.stdout, sys.stderr)  # whatever a program puts in their place
 IN_CHILD = 1
+#: Characters kept of an exception's type, of its message, and of the line that it came by.
+NOTED = (200, 1000, 500)
 FUTURE_FLAGS = functools.reduce(
     operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 )
@@ -147,10 +149,12 @@ def main() -> None:
     del config, control
     if threading.active_count() != 1:
         raise RuntimeError("a preloaded module started a thread; forking would be unsafe")
+    leave_note = fork.fork_note
+    leave_note.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
     freeze(heap)
     outcome = fork.fork_serve(ctypes.byref(setup))
     if outcome == IN_CHILD:
-        run_program()
+        run_program(leave_note)
     if outcome < 0:
         raise OSError(-outcome, os.strerror(-outcome))
     os._exit(0)  # the worker has gone, and nobody needs what a tidy end would tidy
@@ -217,9 +221,9 @@ def lock_devices() -> None:
 # ---- the child ----
 
 
-def run_program() -> None:
+def run_program(leave_note: Callable[[bytes, int], object]) -> None:
     """Run the call in this process as `python main.py` would, and exit as it would. Never returns."""
-    status = 1
+    status, program = 1, os.getpid()
     try:
         gc.enable()
         if (folder := os.getcwd()) != sys.path[0]:
@@ -227,7 +231,13 @@ def run_program() -> None:
             os.environ["TMPDIR"] = tempfile.tempdir = folder
         fresh_randomness()
         main_module = sys.modules["__main__"] = fresh_main()
-        status, was_interrupted = conclude(attempt(main_module.__dict__))
+        failure, code = attempt(main_module.__dict__)
+        if failure is not None and os.getpid() == program:  # and no fork of it
+            with contextlib.suppress(BaseException):  # parts of it are the program's own, and do anything
+                record = noted(failure, code)
+                leave_note(record, len(record))
+        status, was_interrupted = conclude(failure)
+        del failure  # whose traceback holds what `finish` is to let go
         status = finish(status, main_module.__dict__)
         if was_interrupted:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -248,16 +258,17 @@ def fresh_main() -> types.ModuleType:
     return module
 
 
-def attempt(namespace: dict[str, object]) -> BaseException | None:
-    """Read the payload and run it; what it raised is its outcome."""
+def attempt(namespace: dict[str, object]) -> tuple[BaseException | None, str]:
+    """Read the payload and run it; what it raised is its outcome, and comes with its code."""
+    code = ""
     try:
         code, files, echo = read_payload()
         write_files(code, files)
         del files
         execute(code, namespace, echo=echo)
     except BaseException as exc:  # noqa: BLE001 - whatever the program raised is its outcome
-        return exc
-    return None
+        return exc, code
+    return None, code
 
 
 def read_payload() -> tuple[str, list[tuple[str, bytes]], bool]:
@@ -374,6 +385,37 @@ def report(failure: BaseException) -> int:
     print("\nOriginal exception was:", file=sys.stderr)
     show(failure)
     return 1
+
+
+def noted(failure: BaseException, code: str) -> bytes:
+    """What the worker is told of an exception, in the form that `note.py` reads. Empty for an exit."""
+    if isinstance(failure, SystemExit):
+        return b""
+    kind = type(failure)
+    is_known = kind.__module__ in {"__main__", "builtins"}
+    name = kind.__qualname__ if is_known else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        message = str(failure)
+    except BaseException:  # noqa: BLE001 - the program's own, and what a traceback says then
+        message = "<exception str() failed>"
+    lines = code.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    if not 0 < (line := line_of(failure)) <= len(lines):
+        line = 0
+    told = zip((name, message, lines[line - 1].rstrip()), NOTED, strict=True)
+    texts = [text[:most].encode("utf-8", "replace") for text, most in told]
+    return struct.pack("=I3H", line, *map(len, texts)) + b"".join(texts)
+
+
+def line_of(failure: BaseException) -> int:
+    """The last line of the program's own text that an exception came by; 0 where it came by none."""
+    if isinstance(failure, SyntaxError) and failure.filename == MAIN:
+        return failure.lineno or 0
+    line, traceback = 0, failure.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == MAIN:
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return line
 
 
 def show(failure: BaseException) -> None:

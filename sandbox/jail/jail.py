@@ -8,7 +8,7 @@ calls run at once in one jail, each in a slot of its own.
 We decide and the kernel tells. Wall clock, output bytes and, between the kernel's own bounds, CPU time and memory are
 ours to watch; the request KILL ends a call. How it ended comes from its wait status and from its slot's counters.
 Nothing is read from the program but its two output pipes, and those are bytes: counted, cut, decoded with
-replacement, never parsed.
+replacement, never parsed; and of a program that failed a note of bounded form (note.py), which decides nothing.
 
 Who may die: a program, at any time. The forkserver or nsjail: every call in the jail raises JailError, `worn` is set
 and the pool starts another jail. We: the forkserver reads end of file and ends with all that it started.
@@ -39,6 +39,7 @@ from sandbox.calls import MIB, CallStatus, Network, ToolCall, ToolResult, Usage
 from sandbox.errors import JailError
 from sandbox.jail.cgroups import GroupUsage
 from sandbox.jail.host import Host, Slot
+from sandbox.jail.note import blank, read_note
 from sandbox.jail.policy import DEVICES, SYSTEM, nsjail_argv, plain_command
 from sandbox.jail.preload import Preload
 from sandbox.jail.scratch import Scratch
@@ -100,6 +101,7 @@ class _Run:
     call: ToolCall
     slot: Slot
     outputs: tuple[Output, Output]
+    note: int
     ended: asyncio.Future[_Reply]
     pid: int = 0  # of its init, then of its program, where the forkserver was asked to tell
     decided: CallStatus | None = None
@@ -266,6 +268,13 @@ class Jail:
         except OSError as exc:
             raise JailError(f"the call cannot be started: {exc}") from exc
         try:
+            return await self._verdict(run)
+        finally:
+            os.close(run.note)
+
+    async def _verdict(self, run: _Run) -> ToolResult:
+        group = run.slot.group
+        try:
             reply = await asyncio.shield(run.ended)
         except asyncio.CancelledError:
             self._end(run, None)
@@ -274,8 +283,8 @@ class Jail:
         finally:
             self._forget(run)
         try:
-            usage = slot.group.end()
-            is_empty = slot.group.is_empty()
+            usage = group.end()
+            is_empty = group.is_empty()
         except OSError as exc:
             raise JailError(f"the call's group cannot be read: {exc}") from exc
         if reply.kind == _FAILED and not (reply.error == errno.ENOMEM and usage.oom_kills):
@@ -296,9 +305,10 @@ class Jail:
             # call to call, and those of /dev/null, opened out here, are the host's.
             theirs.append(sealed("stdin", call.stdin.encode()))
             theirs.append(sealed("payload", pack_payload(call)))
+            ours.append(blank())
             if slot.scratch is not None:
                 theirs.append(slot.scratch.begin())
-            for fd in ours:
+            for fd in ours[:2]:
                 self._epoll.register(fd, select.EPOLLIN)
                 watched.append(fd)
         except BaseException:
@@ -307,10 +317,11 @@ class Jail:
             _close_all(ours + theirs)
             raise
         out, err, stdin, payload, *scratch = theirs
-        fds = array.array("i", [stdin, out, err, payload, *slot.group.enter_fds, *scratch])
+        note = ours.pop()
+        fds = array.array("i", [stdin, out, err, payload, note, *slot.group.enter_fds, *scratch])
         limit, keep = call.limits.output_bytes, call.keep_bytes
         outputs = (Output(ours[0], limit, keep), Output(ours[1], limit, keep))
-        run = _Run(next(self._numbers), call, slot, outputs, self._loop.create_future())
+        run = _Run(next(self._numbers), call, slot, outputs, note, self._loop.create_future())
         self._runs[run.number] = run
         self._idle.clear()
         for fd, output in zip(ours, outputs, strict=True):
@@ -678,6 +689,7 @@ def verdict(run: _Run, reply: _Reply, usage: GroupUsage) -> ToolResult:
         stderr_truncated=stderr.is_cut,
         stdout_tail=stdout.tail(),
         stderr_tail=stderr.tail(),
+        exception=read_note(run.note, run.call.code) if status is CallStatus.ERROR else None,
         stdout_bytes=stdout.written,
         stderr_bytes=stderr.written,
         usage=Usage(wall_s=reply.wall_us / 1e6, cpu_s=cpu_s, memory_peak_bytes=usage.memory_peak_bytes),

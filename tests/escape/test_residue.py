@@ -10,6 +10,7 @@ import pytest
 from tests.sandbox.jail.box import Box, program
 
 from .probe import probe
+from .test_forging import FIND_NOTE
 
 #: In a program's text only these halves stand, so that a search does not find itself.
 MARK, HALVES = "residue-of-4711-", "'residue' + '-of-' + '4711-'"
@@ -130,8 +131,19 @@ print(len(records) > 100_000, records.count(struct.pack("=i", 77 << 8)), stack.c
 
 @pytest.mark.parametrize("kind", ["rw-s", "-w-s"])
 def test_no_memory_is_shared(box: Box, kind: str) -> None:
-    """No page that a program can write is the same page in another call."""
-    assert kind not in box.out("print(open('/proc/self/maps').read())", output_bytes=1 << 20)
+    """No page that a program can write is the same page in another call: it shares its note, with the worker alone."""
+    maps = box.out("print(open('/proc/self/maps').read())", output_bytes=1 << 20).splitlines()
+    shared = [line.split(maxsplit=5) for line in maps if kind in line]
+    assert [fields[5] for fields in shared] == ["/memfd:note (deleted)"] * (kind == "rw-s")
+
+
+def test_a_note_is_new(box: Box) -> None:
+    """What one call wrote into its note, where our record would go and behind it, no later one finds in its own."""
+    look = FIND_NOTE + "print(len(note), bytes(note).strip(b'\\0'))\n"
+    for end in ("os._exit(3)", "os.kill(os.getpid(), 9)", "pass"):
+        box.run(look + f"write(b'{MARK}note' * 500)\n{end}")
+        assert box.out(look) == "8192 b''\n"
+    assert find_in(box.forkserver_pid(), f"{MARK}note".encode()) == []
 
 
 def find_in(pid: int, mark: bytes) -> list[bytes]:
