@@ -186,7 +186,8 @@ class ToolCall(_Frozen):
         default=None,
         ge=0,
         lt=1 << 32,
-        description="Seeds `random`, and the global generators of numpy and sympy where the program imports them.",
+        description="Seeds `random`, and the global generators of numpy and sympy where the program imports them, in "
+        "its first process.",
     )
 
     def is_again(self, other: ToolCall) -> bool:

@@ -29,6 +29,7 @@ import io
 import json
 import operator
 import os
+import random
 import resource
 import signal
 import socket
@@ -37,9 +38,9 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Callable, Iterator
-from importlib.machinery import SourceFileLoader
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from typing import Any, ClassVar
 
 CONTROL = 3  # in the forkserver
 PAYLOAD = 3  # in the child
@@ -132,7 +133,7 @@ def main() -> None:
         program_filter=_Filter.of(bytes.fromhex(config["program_filter"])),
     )
     os.environ.clear()
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(ENVIRONMENT | config["environment"])
     if config["files"]:
         confine(fork, setup, config["files"])
     settle(config["files"]["scratch"] if config["files"] else "/tmp")
@@ -229,7 +230,6 @@ def run_program(leave_note: Callable[[bytes, int], object]) -> None:
         if (folder := os.getcwd()) != sys.path[0]:
             settle(folder)
             os.environ["TMPDIR"] = tempfile.tempdir = folder
-        fresh_randomness()
         main_module = sys.modules["__main__"] = fresh_main()
         failure, code = attempt(main_module.__dict__)
         if failure is not None and os.getpid() == program:  # and no fork of it
@@ -262,7 +262,8 @@ def attempt(namespace: dict[str, object]) -> tuple[BaseException | None, str]:
     """Read the payload and run it; what it raised is its outcome, and comes with its code."""
     code = ""
     try:
-        code, files, echo = read_payload()
+        code, files, echo, seed = read_payload()
+        fresh_randomness(seed)
         write_files(code, files)
         del files
         execute(code, namespace, echo=echo)
@@ -271,13 +272,13 @@ def attempt(namespace: dict[str, object]) -> tuple[BaseException | None, str]:
     return None, code
 
 
-def read_payload() -> tuple[str, list[tuple[str, bytes]], bool]:
-    """Code, files and the echo flag, in the form that `jail.py` packs."""
+def read_payload() -> tuple[str, list[tuple[str, bytes]], bool, int | None]:
+    """Code, files, the echo flag and the seed, in the form that `streams.py` packs."""
     size = os.fstat(PAYLOAD).st_size
     data = memoryview(os.pread(PAYLOAD, size, 0))
     os.close(PAYLOAD)
-    echo, code_length, count = struct.unpack_from("=III", data)
-    offset = 12
+    echo, seed, code_length, count = struct.unpack_from("=IqII", data)
+    offset = struct.calcsize("=IqII")
     code = str(data[offset : offset + code_length], "utf-8")
     offset += code_length
     files = []
@@ -288,22 +289,65 @@ def read_payload() -> tuple[str, list[tuple[str, bytes]], bool]:
         offset += name_length
         files.append((name, bytes(data[offset : offset + length])))
         offset += length
-    return code.removeprefix("\ufeff"), files, bool(echo)
+    return code.removeprefix("\ufeff"), files, bool(echo), None if seed < 0 else seed
 
 
-def fresh_randomness() -> None:
-    """What fork copied and no hook renews. `random` has a hook, and `ssl` sees that the pid is another."""
-    if numpy_random := sys.modules.get("numpy.random"):
-        numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
-    if sympy_random := sys.modules.get("sympy.core.random"):
-        sympy_random.rng.seed()
-        sympy_random._assumptions_rng.seed()
-    if sympy_symbol := sys.modules.get("sympy.core.symbol"):
-        # Two dummies of two programs that meet, by a pickle, are not to be the same symbol.
-        sympy_symbol.Dummy._prng.seed()
-        sympy_symbol.Dummy._base_dummy_index = sympy_symbol.Dummy._prng.randint(10**6, 9 * 10**6)
+def fresh_randomness(seed: int | None) -> None:
+    """What fork copied and no hook renews; with a seed, what starts from that.
+
+    `random` has a hook, and `ssl` sees that the pid is another.
+    """
+    if seed is not None:
+        sys.meta_path.insert(0, SeededAtImport(seed))
+        random.seed(seed)
+    seed_numpy(seed)
+    seed_sympy(seed)
     if process := sys.modules.get("multiprocessing.process"):
         process.current_process().authkey = os.urandom(32)
+
+
+def seed_numpy(seed: int | None) -> None:
+    """Its global generator, where it is imported."""
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed(int.from_bytes(os.urandom(4), "little") if seed is None else seed)
+
+
+def seed_sympy(seed: int | None) -> None:
+    """Its generators, where it is imported."""
+    if sympy_random := sys.modules.get("sympy.core.random"):
+        sympy_random.rng.seed(seed)
+        sympy_random._assumptions_rng.seed(seed)
+    if sympy_symbol := sys.modules.get("sympy.core.symbol"):
+        # Two dummies of two programs that meet, by a pickle, are not to be the same symbol.
+        sympy_symbol.Dummy._prng.seed(seed)
+        sympy_symbol.Dummy._base_dummy_index = sympy_symbol.Dummy._prng.randint(10**6, 9 * 10**6)
+
+
+class SeededAtImport:
+    """Seeds a library of the runtime when a program imports it that found it not warm; part of the path of imports."""
+
+    LIBRARIES: ClassVar = {"numpy.random": seed_numpy, "sympy": seed_sympy}
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """As `importlib` asks; None lets it look further."""
+        if name not in self.LIBRARIES:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None or not (spec.origin or "").startswith(f"{ROOT}/python/site/"):
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_seed(module: types.ModuleType) -> None:
+            load(module)
+            self.LIBRARIES[name](self.seed)
+
+        spec.loader.exec_module = load_and_seed  # type: ignore[method-assign]
+        return spec
 
 
 def write_files(code: str, files: list[tuple[str, bytes]]) -> None:

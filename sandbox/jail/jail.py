@@ -40,7 +40,7 @@ from sandbox.errors import JailError
 from sandbox.jail.cgroups import GroupUsage
 from sandbox.jail.host import Host, Slot
 from sandbox.jail.note import blank, read_note
-from sandbox.jail.policy import DEVICES, SYSTEM, nsjail_argv, plain_command
+from sandbox.jail.policy import DEVICES, SYSTEM, hashing, nsjail_argv, plain_command
 from sandbox.jail.preload import Preload
 from sandbox.jail.scratch import Scratch
 from sandbox.jail.streams import Output, output_pipe, pack_payload, sealed
@@ -113,9 +113,12 @@ class _Run:
 class Jail:
     """Runs calls. Made by `start`; `worn` is set when it broke or has served its time, and `close` ends it."""
 
-    def __init__(self, host: Host, preload: Preload, network: Network = "none") -> None:
+    def __init__(
+        self, host: Host, preload: Preload, network: Network = "none", hash_seed: int | None = None
+    ) -> None:
         self.preload = preload
         self.network = network
+        self.hash_seed = hash_seed
         self.worn = asyncio.Event()
         self.is_broken = False
         self.host = host
@@ -144,12 +147,14 @@ class Jail:
         self._spawn()
 
     @classmethod
-    async def start(cls, host: Host, preload: Preload, network: Network = "none") -> Jail:
+    async def start(
+        cls, host: Host, preload: Preload, network: Network = "none", hash_seed: int | None = None
+    ) -> Jail:
         """Start a jail and wait until it serves. Raises JailError with what nsjail or the forkserver said."""
         if host.level == "process" and network != "none":
             raise JailError("a call's own network takes a net namespace, which the level process has not")
         try:
-            jail = cls(host, preload, network)
+            jail = cls(host, preload, network, hash_seed)
         except OSError as exc:
             raise JailError(
                 f"{'nsjail' if host.nsjail else 'the forkserver'} cannot be started: {exc}"
@@ -213,6 +218,7 @@ class Jail:
             "warm_up": self.preload.warm_up,
             "user_namespaces": self.host.level == "strict",
             "loopback": self.network == "loopback",
+            "environment": hashing(self.hash_seed),  # for a program's own interpreters
             "files": self._files(),
             "forkserver_filter": forkserver_filter.hex(),
             "program_filter": program_filter.hex(),
@@ -226,8 +232,9 @@ class Jail:
     def _command(self) -> tuple[list[str], dict[str, str]]:
         host = self.host
         if host.nsjail is None:
-            return plain_command(host.root)
-        return nsjail_argv(host.nsjail, host.root, host.identity, host.level, self.network), {}
+            return plain_command(host.root, self.hash_seed)
+        argv = nsjail_argv(host.nsjail, host.root, host.identity, host.level, self.network, self.hash_seed)
+        return argv, {}
 
     def _files(self) -> dict[str, Any] | None:
         """What the forkserver and its programs may open, where they see the host's files."""

@@ -55,7 +55,12 @@ class Identity:
 
 
 def nsjail_argv(
-    nsjail: Path, root: Path, identity: Identity, level: Level = "namespaces", network: Network = "none"
+    nsjail: Path,
+    root: Path,
+    identity: Identity,
+    level: Level = "namespaces",
+    network: Network = "none",
+    hash_seed: int | None = None,
 ) -> list[str]:
     """The command that starts one forkserver in its jail. Descriptor 3 is its control socket."""
     argv = [
@@ -96,15 +101,21 @@ def nsjail_argv(
             "--cap",
             "CAP_NET_ADMIN",
         ]  # for the loopback device and the settings of each call's net namespace
-    for name, value in _ENVIRONMENT.items():
+    for name, value in (_ENVIRONMENT | hashing(hash_seed)).items():
         argv += ["--env", f"{name}={value}"]
     return [*argv, "--", "/python/bin/python3", "-s", "-B", "/jail/forkserver.py"]
 
 
-def plain_command(root: Path) -> tuple[list[str], dict[str, str]]:
+def hashing(seed: int | None) -> dict[str, str]:
+    """What an interpreter's environment says of the hashes of text; without a seed, nothing."""
+    return {} if seed is None else {"PYTHONHASHSEED": str(seed)}
+
+
+def plain_command(root: Path, hash_seed: int | None = None) -> tuple[list[str], dict[str, str]]:
     """Command and environment of a forkserver at level `process`, which sees the runtime where it lies."""
     environment = {
         **_ENVIRONMENT,
+        **hashing(hash_seed),
         "PYTHONPATH": f"{root}/python/site",
         # The interpreter's own library; those of the system are the host's, as is the loader.
         "LD_LIBRARY_PATH": f"{root}/python/lib",

@@ -98,7 +98,8 @@ def output_pipe(ours: list[int], theirs: list[int]) -> None:
 def pack_payload(call: ToolCall) -> bytes:
     """Code and files in the form that `forkserver.read_payload` reads."""
     code = call.code.encode()
-    parts = [struct.pack("=III", call.echo_last_value, len(code), len(call.files)), code]
+    seed = -1 if call.random_seed is None else call.random_seed
+    parts = [struct.pack("=IqII", call.echo_last_value, seed, len(code), len(call.files)), code]
     for name, content in call.files.items():
         raw = content.base64 if isinstance(content, Base64File) else content.encode()
         parts += [struct.pack("=II", len(name.encode()), len(raw)), name.encode(), raw]

@@ -32,6 +32,7 @@ def program(
     files: dict[str, str | Base64File] | None = None,
     echo: bool = False,
     keep_bytes: int | None = None,
+    random_seed: int | None = None,
     **limits: Any,
 ) -> ToolCall:
     """A call; keywords that are not named here are limits."""
@@ -41,6 +42,7 @@ def program(
         files=files or {},
         echo_last_value=echo,
         keep_bytes=keep_bytes,
+        random_seed=random_seed,
         limits=Limits(**{"wall_s": WALL_S, **limits}),
     )
 
@@ -55,6 +57,7 @@ class Box:
         slots: int = 8,
         settings: JailSettings | None = None,
         network: Network = "none",
+        hash_seed: int | None = None,
         **host: Any,
     ) -> None:
         """Start the jail; keywords that are not named here replace fields of the Host."""
@@ -62,11 +65,11 @@ class Box:
         self.host: Host = dataclasses.replace(prepare(settings or JailSettings(), slots), **host)
         self.slots = Slots(self.host)
         self._preload = next(each for each in PRELOADS if each.name == preload)
-        self._network = network
+        self._network, self._hash_seed = network, hash_seed
         self.jail = self.do(self._start())
 
     def _start(self) -> Coroutine[Any, Any, Jail]:
-        return Jail.start(self.host, self._preload, self._network)
+        return Jail.start(self.host, self._preload, self._network, self._hash_seed)
 
     def do(self, work: Awaitable[T]) -> T:
         """Let the loop run until this is done."""
