@@ -3,14 +3,17 @@
 There is one jail for each kind of preload, and every slot can use any of them, so a burst of sympy never finds
 its place taken by idle numpy. A keeper task for each kind starts its jail, and another when it broke or has served
 its time: a worn jail goes on until its last call has ended, while the new one takes the next. Calls with a loopback
-device have jails of their own, which the first such call starts.
+device, and calls with a hash seed, have jails of their own, a family of all kinds, which the first such call starts.
+
+A call waits for a jail that holds what it imports, if one is on its way: an import in the program itself would be
+charged to it. Where none will start it gets a lighter one, and imports for itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import get_args
+from typing import NamedTuple
 
 from sandbox.calls import Network, ToolCall, ToolResult
 from sandbox.errors import JailError
@@ -24,16 +27,22 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # between attempts to start a jail tha
 NO_JAIL_S = 60.0  # a call that finds no jail of any kind for so long has met a fault of ours
 
 
+class Family(NamedTuple):
+    """What a call's jail must be, beside warm: the jails of a family differ in their preload only."""
+
+    network: Network = "none"
+    hash_seed: int | None = None
+
+
 class JailPool:
     """Runs calls, one in each slot. The caller never asks for more at a time than there are slots."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self._slots = Slots(host)
-        self._jails: dict[Network, list[Jail | None]] = {
-            network: [None] * len(PRELOADS) for network in get_args(Network)
-        }
-        self._keepers: dict[Network, list[asyncio.Task[None]]] = {}
+        self._jails: dict[Family, list[Jail | None]] = {}
+        self._keepers: dict[Family, list[asyncio.Task[None]]] = {}
+        self._failing: set[tuple[Family, int]] = set()  # kinds whose last start failed
         self._retiring: dict[asyncio.Task[None], Jail] = {}
         self._changed = asyncio.Event()
         self._is_closed = False
@@ -55,12 +64,11 @@ class JailPool:
         except BaseException:
             pool._slots.close()
             raise
-        pool._jails["none"][0] = first
-        pool._keep_all("none")
+        pool._keep_all(Family(), first)
         return pool
 
-    async def run(self, call: ToolCall) -> ToolResult:
-        """Run a call in the jail that holds what its code imports.
+    async def run(self, call: ToolCall, jail: Jail | None = None) -> ToolResult:
+        """Run a call in the jail that `jail_for` gave for it, or would give.
 
         A call whose jail broke under it is run once more in another: whatever it did is gone with its jail. Raises
         JailError when that breaks too.
@@ -68,23 +76,23 @@ class JailPool:
         slot = self._slots.free.pop()
         try:
             try:
-                return await (await self._jail_for(call)).run(call, slot)
+                return await (jail or await self.jail_for(call)).run(call, slot)
             except JailError as exc:
                 log.warning("a jail failed", extra={"call": call.id, "error": exc.message})
-                return await (await self._jail_for(call)).run(call, slot)
+                return await (await self.jail_for(call)).run(call, slot)
         finally:
             self._slots.free.append(slot)
 
-    async def _jail_for(self, call: ToolCall) -> Jail:
-        """The lightest jail that holds what the code imports; while that one warms up, the heaviest that there is."""
-        wanted = choose(call.code)
-        self._keep_all(call.network)
-        jails = self._jails[call.network]
-        if (jail := self._first_alive(jails, wanted)) is not None:
-            return jail
+    async def jail_for(self, call: ToolCall) -> Jail:
+        """The lightest jail that holds what the code imports, when it is there; where none starts, the heaviest.
+
+        Raises JailError when there is none at all for NO_JAIL_S.
+        """
+        family, wanted = Family(call.network, call.hash_seed), choose(call.code)
+        self._keep_all(family)
         try:
             async with asyncio.timeout(NO_JAIL_S):
-                while (jail := self._first_alive(jails, wanted)) is None and not self._is_closed:
+                while (jail := self._best(family, wanted)) is None and not self._is_closed:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError as exc:
@@ -93,39 +101,47 @@ class JailPool:
             raise JailError("the worker ends its jails")
         return jail
 
-    def _first_alive(self, jails: list[Jail | None], wanted: int) -> Jail | None:
-        if not self._is_closed:
-            for jail in (*jails[wanted:], *reversed(jails[:wanted])):
-                if jail is not None and not jail.is_broken:
-                    return jail
-        return None
+    def _best(self, family: Family, wanted: int) -> Jail | None:
+        """None: wait."""
+        if self._is_closed:
+            return None
+        serving = [jail if jail and not jail.is_broken else None for jail in self._jails[family]]
+        if (jail := next(filter(None, serving[wanted:]), None)) is not None:
+            return jail
+        if any((family, kind) not in self._failing for kind in range(wanted, len(PRELOADS))):
+            return None
+        return next(filter(None, reversed(serving[:wanted])), None)
 
-    def _keep_all(self, network: Network) -> None:
-        """See to it that there are jails with this network from now on."""
-        if network not in self._keepers and not self._is_closed:
-            self._keepers[network] = [
-                asyncio.create_task(self._keep(self._jails[network], kind, network))
-                for kind in range(len(PRELOADS))
+    def _keep_all(self, family: Family, first: Jail | None = None) -> None:
+        """See to it that there are jails of this family from now on; the lightest may be there already."""
+        if family not in self._keepers and not self._is_closed:
+            self._jails[family] = [first, *[None] * (len(PRELOADS) - 1)]
+            self._keepers[family] = [
+                asyncio.create_task(self._keep(family, kind)) for kind in range(len(PRELOADS))
             ]
 
-    async def _keep(self, jails: list[Jail | None], kind: int, network: Network) -> None:
+    async def _keep(self, family: Family, kind: int) -> None:
         """See to it that there is a jail of one kind, until cancelled."""
         wait_s = FIRST_WAIT_S
+        jails = self._jails[family]
         while True:
             jail = jails[kind]
             if jail is not None:
                 await jail.worn.wait()
             try:
-                new = await Jail.start(self.host, PRELOADS[kind], network)
+                new = await Jail.start(self.host, PRELOADS[kind], *family)
             except JailError as exc:
                 log.warning(
                     "a jail does not start", extra={"preload": PRELOADS[kind].name, "error": exc.message}
                 )
+                self._failing.add((family, kind))
+                self._changed.set()
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
                 continue
             wait_s = FIRST_WAIT_S
             jails[kind] = new
+            self._failing.discard((family, kind))
             self._changed.set()
             if jail is not None:
                 retiring = asyncio.create_task(jail.retire())
@@ -138,7 +154,7 @@ class JailPool:
 
     async def renew(self) -> None:
         """Have every jail replaced, as if it had served its time, and wait until the last of the old ones is gone."""
-        kept = [self._jails[network] for network in self._keepers]
+        kept = list(self._jails.values())
         old = [jail for jails in kept for jail in jails if jail is not None]
         for jail in old:
             jail.worn.set()

@@ -38,6 +38,7 @@ from uuid import uuid4
 
 from sandbox.calls import CallStatus, ToolResult, Usage
 from sandbox.errors import JailError, Unavailable
+from sandbox.jail import Jail
 from sandbox.process import told_within
 from sandbox.queue import CallQueue, Delivery, Outcome, Place, WorkerInfo
 from sandbox.settings import SLOTS_PER_CORE, WorkerSettings
@@ -188,43 +189,63 @@ class Worker:
     # ---- a call ----
 
     async def _serve(self, delivery: Delivery) -> None:
-        queue_s = max(0, self._queue.now_ms() - delivery.accepted_ms) / 1000
         is_poison = delivery.times_delivered > MOST_DELIVERIES
         if is_poison:
-            result = fault(
-                delivery, CallStatus.INTERNAL_ERROR, "delivered too often: two workers did not survive it"
+            queue_s, result = (
+                self._waited_s(delivery),
+                fault(
+                    delivery, CallStatus.INTERNAL_ERROR, "delivered too often: two workers did not survive it"
+                ),
             )
         else:
-            result = await self._result(delivery, queue_s)
+            queue_s, result = await self._run(delivery)
         usage = result.usage.model_copy(update={"queue_s": queue_s})
         result = result.model_copy(update={"usage": usage, "worker": self.id})
         self._done.append(Outcome(delivery, result, is_poison))
         self._has_done.set()
 
-    async def _result(self, delivery: Delivery, queue_s: float) -> ToolResult:
-        call = delivery.call
-        left_s = (delivery.deadline_ms - self._queue.now_ms()) / 1000
+    def _waited_s(self, delivery: Delivery) -> float:
+        return max(0, self._queue.now_ms() - delivery.accepted_ms) / 1000
+
+    async def _run(self, delivery: Delivery) -> tuple[float, ToolResult]:
+        """How long a call waited, for us and then for a jail that holds what it imports, and what came of it."""
+        queue_s, left_s = self._waited_s(delivery), self._left_s(delivery)
         if left_s <= 0:
-            return fault(delivery, CallStatus.QUEUE_TIMEOUT, f"waited {queue_s:.1f} s, past its deadline")
+            return queue_s, too_late(delivery, queue_s)
+        try:
+            async with asyncio.timeout(left_s + LATE_S):
+                jail = await self._pool.jail_for(delivery.call)
+                queue_s, left_s = self._waited_s(delivery), self._left_s(delivery)
+                if left_s <= 0:
+                    return queue_s, too_late(delivery, queue_s)
+                return queue_s, await self._verdict(delivery, jail, left_s)
+        except JailError as exc:
+            self._metrics.jail_failures.inc()
+            return queue_s, fault(delivery, CallStatus.INTERNAL_ERROR, exc.message)
+        except TimeoutError:
+            self._metrics.jail_failures.inc()
+            return queue_s, fault(
+                delivery, CallStatus.INTERNAL_ERROR, "no jail was done with it at its deadline"
+            )
+        except Exception as exc:
+            # Unanswered it would be ours for ever, since the heartbeat renews what we hold.
+            log.exception("a call's task failed", extra={"call": delivery.call.id})
+            return queue_s, fault(
+                delivery, CallStatus.INTERNAL_ERROR, f"the worker failed: {type(exc).__name__}"
+            )
+
+    async def _verdict(self, delivery: Delivery, jail: Jail, left_s: float) -> ToolResult:
+        call = delivery.call
         given_s = min(call.limits.wall_s, left_s)
         if given_s < call.limits.wall_s:
             call = call.model_copy(update={"limits": call.limits.model_copy(update={"wall_s": given_s})})
-        try:
-            async with asyncio.timeout(left_s + LATE_S):
-                result = await self._pool.run(call)
-        except JailError as exc:
-            self._metrics.jail_failures.inc()
-            return fault(delivery, CallStatus.INTERNAL_ERROR, exc.message)
-        except TimeoutError:
-            self._metrics.jail_failures.inc()
-            return fault(delivery, CallStatus.INTERNAL_ERROR, "no jail was done with it at its deadline")
-        except Exception as exc:
-            # Unanswered it would be ours for ever, since the heartbeat renews what we hold.
-            log.exception("a call's task failed", extra={"call": call.id})
-            return fault(delivery, CallStatus.INTERNAL_ERROR, f"the worker failed: {type(exc).__name__}")
+        result = await self._pool.run(call, jail)
         if reason := cut_short(delivery, given_s, result):
             return fault(delivery, CallStatus.QUEUE_TIMEOUT, reason, result.usage)
         return result
+
+    def _left_s(self, delivery: Delivery) -> float:
+        return (delivery.deadline_ms - self._queue.now_ms()) / 1000
 
     # ---- orders ----
 
@@ -402,6 +423,11 @@ def cut_short(delivery: Delivery, given_s: float, result: ToolResult) -> str:
         f"its deadline came after {had_s:.1f} s of the {limits.wall_s:g} s that it may run; "
         f"it had waited {deadline_s - given_s:.1f} s"
     )
+
+
+def too_late(delivery: Delivery, queue_s: float) -> ToolResult:
+    """What a call gets that could not be started before its deadline."""
+    return fault(delivery, CallStatus.QUEUE_TIMEOUT, f"waited {queue_s:.1f} s, past its deadline")
 
 
 def fault(delivery: Delivery, status: CallStatus, reason: str, usage: Usage | None = None) -> ToolResult:

@@ -19,7 +19,7 @@ from sandbox.jail import jail as jail_module
 from sandbox.settings import JailSettings
 from tests.sandbox.jail.box import SLEEP, alive, open_fds, until
 from worker import pool as pool_module
-from worker.pool import JailPool
+from worker.pool import Family, JailPool
 
 SLOTS = 3
 
@@ -48,7 +48,7 @@ async def light_pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[JailPool]
 
 def jail_of(pool: JailPool, kind: int = 0) -> Jail:
     """The jail of one kind that takes calls now."""
-    jail = pool._jails["none"][kind]
+    jail = pool._jails[Family()][kind]
     assert jail is not None
     return jail
 
@@ -72,7 +72,7 @@ async def running(pool: JailPool, programs: int) -> None:
 
 async def test_each_call_finds_warm_what_it_imports(pool: JailPool) -> None:
     """Once all kinds are up, a call runs in the lightest jail that holds what it imports."""
-    await until(lambda: None not in pool._jails["none"])
+    await until(lambda: None not in pool._jails[Family()])
     look = "import sys\nprint(*('numpy sympy scipy'.split()), *(n in sys.modules for n in ('numpy', 'sympy', 'scipy')))\nif 0: import "
     for modules, warm in {
         "json": "False False False",
@@ -85,10 +85,30 @@ async def test_each_call_finds_warm_what_it_imports(pool: JailPool) -> None:
 
 
 async def test_serves_while_the_rest_warms_up(pool: JailPool) -> None:
-    """The first call is answered before the heavy jails are up, also one that wants them."""
-    assert None in pool._jails["none"]
-    result = await pool.run(call("import mpmath\nprint(mpmath.mpf(1) / 4)"))
-    assert result.stdout == "0.25\n"
+    """A call that needs no library is answered before the heavy jails are up."""
+    assert None in pool._jails[Family()]
+    assert (await pool.run(call("print(1)"))).stdout == "1\n"
+    assert None in pool._jails[Family()]
+
+
+async def test_nobody_pays_for_an_import_that_will_be_warm(pool: JailPool) -> None:
+    """A call that wants a jail which still warms up waits for it; the import is not its time."""
+    assert None in pool._jails[Family()]
+    result = await pool.run(call("import sympy\nprint(sympy.sqrt(8))", cpu_s=0.25))
+    assert (result.status, result.stdout) == ("ok", "2*sqrt(2)\n")
+
+
+async def test_where_no_such_jail_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call whose kinds of jail all fail to start runs in a lighter one, and imports for itself."""
+    broken = tuple(dataclasses.replace(each, modules=("no_such_module",)) for each in PRELOADS[2:])
+    monkeypatch.setattr(pool_module, "PRELOADS", PRELOADS[:1] + PRELOADS[:1] + broken)
+    pool = await JailPool.open(JailSettings(), SLOTS)
+    try:
+        result = await pool.run(call("import mpmath, sys\nprint(mpmath.mpf(1) / 4)"))
+        assert result.stdout == "0.25\n"
+        assert pool._failing == {(Family(), 2), (Family(), 3)}
+    finally:
+        await pool.close()
 
 
 async def test_as_many_at_once_as_slots(light_pool: JailPool) -> None:
@@ -155,16 +175,16 @@ async def test_worn_jails_are_replaced_without_a_gap(
 async def test_renew_replaces_every_jail(pool: JailPool) -> None:
     """All jails are others afterwards, the old ones are gone, and a call that ran meanwhile has its answer."""
     first = jail_of(pool)
-    await until(lambda: None not in pool._jails["none"])
+    await until(lambda: None not in pool._jails[Family()])
     before = len(descendants(os.getpid()))
     long = asyncio.create_task(pool.run(call("import time\ntime.sleep(0.5)\nprint('long')")))
     await running(pool, 1)
     for _ in range(2):
-        old = [jail for jail in pool._jails["none"] if jail is not None]
+        old = [jail for jail in pool._jails[Family()] if jail is not None]
         processes = [pid for jail in old for pid in (jail._pid, *descendants(jail._pid))]
         await pool.renew()
-        assert None not in pool._jails["none"]
-        assert not set(old) & set(pool._jails["none"])
+        assert None not in pool._jails[Family()]
+        assert not set(old) & set(pool._jails[Family()])
         assert not any(alive(pid) for pid in processes)
     assert first.is_broken
     assert (await long).stdout == "long\n"
@@ -247,6 +267,24 @@ async def test_calls_with_sockets_have_jails_of_their_own(pool: JailPool) -> Non
         assert ran.stdout == "served\n", ran
 
 
+async def test_calls_with_a_hash_seed_have_jails_of_their_own(light_pool: JailPool) -> None:
+    """On two workers, in two jails of each, text has the same hashes where a call asks for it, and there only."""
+    code = "print(hash('a'), {'one', 'two', 'three', 'four', 'five'})"
+    seeded, free = call(code).model_copy(update={"hash_seed": 0}), call(code)
+    printed = []
+    other = await JailPool.open(JailSettings(), SLOTS)
+    try:
+        for pool in (light_pool, other):
+            printed.append(await pool.run(seeded))
+            assert (await pool.run(free)).stdout != printed[-1].stdout
+            await pool.renew()
+            printed.append(await pool.run(seeded))
+    finally:
+        await other.close()
+    assert len({result.stdout for result in printed}) == 1
+    assert printed[0].status == "ok"
+
+
 async def test_close_ends_what_runs_in_a_retiring_jail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for a call that will not end: it is a fault, in whichever jail it runs."""
     monkeypatch.setattr(pool_module, "PRELOADS", PRELOADS[:1])
@@ -255,7 +293,7 @@ async def test_close_ends_what_runs_in_a_retiring_jail(monkeypatch: pytest.Monke
     endless = asyncio.create_task(pool.run(call(SLEEP, wall_s=60)))
     await running(pool, 1)
     old.worn.set()
-    await until(lambda: pool._jails["none"][0] is not old)
+    await until(lambda: pool._jails[Family()][0] is not old)
     await pool.close()
     with pytest.raises(JailError):
         await endless

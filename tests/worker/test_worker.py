@@ -48,6 +48,8 @@ class Watch:
 class Pool(Watch):
     """Plays programs: `hold` runs until it is let go, `endless` until its limit, `break` breaks its jail, `bug` fails.
 
+    For `heavy` there is no jail until `is_warm` is set.
+
     Others print themselves.
     """
 
@@ -58,6 +60,8 @@ class Pool(Watch):
         self.given_s: list[float] = []  # and its limit
         self.killed: list[str] = []
         self.most = 0
+        self.awaited: list[str] = []
+        self.is_warm = asyncio.Event()
         self._holds = True
         self._running: dict[str, asyncio.Event] = {}
 
@@ -76,7 +80,14 @@ class Pool(Watch):
         self._holds = False
         self.let_go()
 
-    async def run(self, call: ToolCall) -> ToolResult:
+    async def jail_for(self, call: ToolCall) -> None:
+        """As `JailPool.jail_for`."""
+        if call.code == "heavy":
+            self.awaited.append(call.code)
+            self.changed()
+            await self.is_warm.wait()
+
+    async def run(self, call: ToolCall, jail: None) -> ToolResult:
         """As `JailPool.run`."""
         self.began.append(call.code)
         self.given_s.append(call.limits.wall_s)
@@ -381,6 +392,36 @@ async def test_a_jail_that_is_not_done_at_the_deadline_is_a_fault(any_redis, que
         assert (result.status, running.pool.killed) == (CallStatus.INTERNAL_ERROR, ["hold"])
         assert result.reason == "no jail was done with it at its deadline"
         assert running.count("jail_failures_total") == 1
+
+
+async def test_waiting_for_a_jail_is_waiting(any_redis, queue) -> None:
+    """A call whose jail still warms up has then what is left of its deadline, and the wait is in its `queue_s`."""
+    await put(queue, "heavy", due_in_ms=9000)
+    async with serving(any_redis) as running:
+        await running.pool.until(lambda: running.pool.awaited == ["heavy"])
+        warm_at = queue.now_ms() + 200
+        while queue.now_ms() < warm_at:  # noqa: ASYNC110 - time is what must pass
+            await asyncio.sleep(0)
+        running.pool.is_warm.set()
+        [result] = await answers(queue, 1)
+        assert result.status is CallStatus.OK
+        assert result.usage.queue_s >= 0.2
+        assert running.pool.given_s[0] <= 8.8
+
+
+async def test_a_jail_that_is_warm_too_late(any_redis, queue) -> None:
+    """A call whose deadline came while it waited for its jail is not started: it may be sent again."""
+    await put(queue, "heavy", due_in_ms=1000)
+    async with serving(any_redis) as running:
+        await running.pool.until(lambda: running.pool.awaited == ["heavy"])
+        due_at = queue.now_ms() + 1000
+        while queue.now_ms() <= due_at:  # noqa: ASYNC110 - time is what must pass
+            await asyncio.sleep(0)
+        running.pool.is_warm.set()
+        [result] = await answers(queue, 1)
+        assert (result.status, running.pool.began) == (CallStatus.QUEUE_TIMEOUT, [])
+        assert result.reason is not None
+        assert "past its deadline" in result.reason
 
 
 @pytest.mark.parametrize(
