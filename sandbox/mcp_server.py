@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any, TypeAlias, Unpack, cast
+from uuid import uuid4
 
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
@@ -40,6 +41,8 @@ from sandbox.client import ClientOptions, SandboxClient
 from sandbox.errors import BadToolCall, InternalError, QueueTimeout, SandboxError
 from sandbox.jsonrpc import to_rpc_error
 from sandbox.tools import render, schemas, to_call
+
+log = logging.getLogger(__name__)
 
 Context: TypeAlias = ServerRequestContext[Any, Any]
 Run: TypeAlias = Callable[[Context, ToolCall], Awaitable[ToolResult]]
@@ -72,8 +75,14 @@ def make_server(run: Run) -> Server[Any]:
         except BadToolCall as exc:
             return CallToolResult(content=[_text(exc.message)], is_error=True)
         except SandboxError as exc:
-            error = to_rpc_error(exc)
-            raise MCPError(error.code, error.message, error.data) from exc
+            raise _as_mcp(exc) from exc
+        except MCPError:
+            raise
+        except Exception as exc:  # a bug, of which the SDK would tell the client all that it says
+            incident = uuid4().hex
+            log.exception("tool failed", extra={"incident": incident})
+            error = InternalError(f"the service failed; its log tells more under {incident}")
+            raise _as_mcp(error) from exc
 
     server: Server[Any] = Server(
         "roc-sandbox",
@@ -98,6 +107,10 @@ def answer(result: ToolResult) -> CallToolResult:
         structured_content=result.model_dump(mode="json", exclude=_NOT_TOLD),
         is_error=result.status is not CallStatus.OK,
     )
+
+
+def _as_mcp(exc: SandboxError) -> MCPError:
+    return MCPError(*to_rpc_error(exc))
 
 
 def _text(text: str) -> TextContent:

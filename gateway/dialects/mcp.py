@@ -170,6 +170,7 @@ class _Request:
         self.exchange = exchange
         self.scope: Scope = {**exchange.scope, "request": self}
         self._call: anyio.CancelScope | None = None
+        self._is_over = False
         self._ended = asyncio.Event()
         self._body: bytes | None = exchange.body
         self._start: MutableMapping[str, Any] = {"status": 500, "headers": []}
@@ -192,6 +193,8 @@ class _Request:
     @contextmanager
     def running(self) -> Iterator[anyio.CancelScope]:
         """Around its call, to end that from outside."""
+        if self._is_over:
+            raise Cancelled("the caller had gone before the call began")
         try:
             with anyio.CancelScope() as self._call:
                 yield self._call
@@ -200,6 +203,7 @@ class _Request:
 
     async def end(self) -> None:
         """Return when its call has ended, which the SDK does not wait for when the caller has gone."""
+        self._is_over = True
         if self._call is not None:
             self._call.cancel()
             await self._ended.wait()

@@ -13,10 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
+from mcp import Client, MCPError
 
 from gateway.readiness import Obstacle
 from sandbox.api_keys import new_key, stanza
-from sandbox.calls import ToolCall
+from sandbox.calls import ToolCall, ToolResult
+from sandbox.mcp_server import make_server
 
 from ..conftest import Serve, Service, listening, until
 
@@ -310,6 +312,21 @@ async def test_a_caller_that_goes_away_cancels_its_call(service: Service) -> Non
             writer.close()
             await until(lambda: service.gateway.admission.held == 0)
             assert len(service.gateway.replies) == 0
+
+
+async def test_a_bug_is_told_by_its_number_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """What goes wrong in us is in the log, under an incident that the client is told."""
+
+    async def break_down(*_: object) -> ToolResult:
+        raise RuntimeError("secret")
+
+    async with Client(make_server(break_down), mode="legacy") as client:
+        with pytest.raises(MCPError) as caught:
+            await client.call_tool("python", {"code": "1"})
+    assert caught.value.code == -32603
+    [record] = [record for record in caplog.records if record.message == "tool failed"]
+    assert record.incident in caught.value.message  # type: ignore[attr-defined]
+    assert "secret" not in str(caught.value.error)
 
 
 async def test_a_full_gateway_says_when_to_come_back(start: Serve) -> None:
