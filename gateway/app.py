@@ -52,7 +52,7 @@ def create_app(settings: Settings, queue: CallQueue) -> FastAPI:
     doors = [
         *grading.doors(engine),
         *judging.doors(engine),
-        *(door for name in settings.gateway.dialects if name in DIALECTS for door in DIALECTS[name](engine)),
+        *(door for name in settings.gateway.dialects for door in DIALECTS[name](engine)),
     ]
 
     @asynccontextmanager

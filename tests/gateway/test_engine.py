@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import pytest
@@ -14,12 +16,13 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from gateway.app import Answers
+from gateway.dialects import DIALECTS
 from gateway.engine import Answer, Engine, EngineRoute, Exchange, Handler, make_call, make_file
 from gateway.tenants import ANONYMOUS, Authentication
 from sandbox.api_keys import new_key, stanza
 from sandbox.calls import CallStatus, ToolCall
 from sandbox.errors import CallTooLarge, InvalidCall, Overloaded, SandboxError
-from sandbox.settings import RedisSettings
+from sandbox.settings import Dialect, RedisSettings
 
 from .conftest import Serve, Service, listening, opened, until
 
@@ -252,6 +255,16 @@ async def test_a_language_that_is_switched_off(serve: Serve) -> None:
     response = await service.http.post("/run_code", json={"code": "echo"})
     assert (response.status_code, response.json()["error"]["name"]) == (404, "NotFound")
     assert (await service.http.get("/v1/ping")).status_code == 404
+
+
+async def test_every_language_has_paths_of_its_own(serve: Serve) -> None:
+    """Each that a setting can name is there, and no path belongs to two of them, or to us."""
+    service = await serve(gateway={"dialects": ""})
+    engine = Engine(service.gateway, service.app.reader)  # type: ignore[attr-defined]
+    assert set(DIALECTS) == set(get_args(Dialect))
+    paths = Counter(door.path for doors in DIALECTS.values() for door in doors(engine))
+    ours = {getattr(route, "path", "") for route in service.app.routes}
+    assert [path for path, count in paths.items() if count > 1 or path in ours] == []
 
 
 async def test_another_method_is_405(serve: Serve) -> None:
