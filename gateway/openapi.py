@@ -144,7 +144,7 @@ def add_hot_routes(openapi: dict[str, Any], reader: CallReader) -> None:
         "/v1/run": {"post": _operation("Run a program", _RUN_ERRORS, {200: result}, "ToolCall")},
         "/v1/batch": {"post": _operation("Run many programs", _BATCH_ERRORS, {200: lines}, "BatchRequest")},
         "/v1/judge": {
-            "post": _operation("Judge a submission", _JUDGE_ERRORS, {200: judgement}, "JudgeRequest"),
+            "post": _operation("Judge a submission", _JUDGE_ERRORS, {200: judgement}, "JudgeRequest", ()),
         },
         "/v1/judge/batch": {
             "post": _operation(
