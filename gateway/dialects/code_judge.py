@@ -1,8 +1,10 @@
 """The language of code-judge, which rStar2-Agent and others call: batches of programs, and their output compared.
 
 Its callers send again what is answered `queue_timeout`, rStar2's also what is answered with an HTTP error, and show a
-model everything else. So what can be sent again is `queue_timeout`, in its item's place. What comes up before the
-items of a request are known, above all that a gateway holds all it may, is an HTTP error.
+model everything else. So what can be sent again is `queue_timeout`, in its item's place. They are soon out of attempts,
+though, so what the service has no room for waits here first, under its permit, and is tried again for as long as it may
+wait at all. What comes up before the items of a request are known, above all that a gateway holds all it may, is an
+HTTP error.
 
 A batch is read item by item, and one that is wrong is `invalid_input` by itself. code_judge.md has what differs.
 """
@@ -12,62 +14,28 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
-from uuid import uuid4
+from typing import NamedTuple, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
 from starlette.types import Receive, Scope, Send
 
+from gateway.dialects import code_judge_words as words
 from gateway.engine import MOST_PARTS, Answer, Door, Engine, EngineRoute, Exchange, Handler, Page
 from gateway.reader import has_more_parts
 from gateway.routes import send_json
-from sandbox.calls import MIB, CallStatus, Limits, Text, ToolCall, ToolResult, first_error
-from sandbox.errors import InvalidCall, Overloaded, SandboxError
+from sandbox.calls import ToolCall, ToolResult
+from sandbox.errors import InvalidCall, SandboxError
+from sandbox.grading.math import Comparison, MathGrade, finish, prepare
 
-#: Of stdout, and again of stderr.
-SHOWN_CHARACTERS = 1000
-#: So that the head of what is kept, one half, has so many characters, of at most four bytes each.
-KEPT_BYTES = 2 * 4 * SHOWN_CHARACTERS
 #: How long a program of a short endpoint may wait, beside the time that it may run.
 QUEUE_LIFE_S = 4.0
 #: A long batch is answered by then. rStar2's client gives up after 60 s, and sends all of it again.
 LONG_BATCH_S = 50.0
-#: Their `JudgeClient` sends again what was refused at once and without end, so a refusal takes a moment.
-PAUSE_S = 1.0
-#: Of what is wrong with a request.
-MOST_COMPLAINTS = 100
+#: Between two attempts of what was refused.
+AGAIN_S = 1.0
 
-M = TypeVar("M", bound=BaseModel)
-
-
-class Submission(BaseModel):
-    """One program; with what a fork of code-judge adds: `timeout`, `memory_limit`, `cpu_core`, and the type `lean`."""
-
-    sub_id: Text | None = None
-    type: Literal["python", "cpp", "math", "lean"]
-    options: dict[str, str] | None = None
-    solution: Text
-    input: Text | None = None
-    expected_output: Text | None = None
-    timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="Seconds.")
-    memory_limit: int | None = Field(default=None, gt=0, description="MB, of 1024 * 1024 bytes.")
-    cpu_core: int | None = Field(default=None, ge=1)
-
-
-class _Batch(BaseModel):
-    """Many of them, none of which is read yet."""
-
-    sub_id: Text | None = None
-    type: Literal["batch"] = "batch"
-    submissions: list[Any] = Field(min_length=1)
-
-
-class _Named(BaseModel):
-    """As much of a submission as names it, whatever else is wrong."""
-
-    sub_id: Text | None = None
+T = TypeVar("T")
 
 
 class _Item(NamedTuple):
@@ -75,19 +43,7 @@ class _Item(NamedTuple):
 
     sub_id: str
     expected: str | None
-    call: ToolCall | InvalidCall
-
-
-class _Result(BaseModel):
-    """What came of a submission."""
-
-    sub_id: str
-    success: bool = False
-    run_success: bool = False
-    cost: float = 0.0
-    stdout: str | None = None
-    stderr: str | None = None
-    reason: Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"] = ""
+    work: ToolCall | Comparison | MathGrade | InvalidCall
 
 
 def doors(engine: Engine) -> list[Door]:
@@ -118,62 +74,112 @@ class _Endpoint:
 
     async def one(self, exchange: Exchange) -> Answer:
         """The result of the submission in the body."""
-        submission = _validate(Submission, _read(exchange))
-        [result] = await _results(exchange, [self._item(submission)])
-        return Answer(self._dump(result).encode())
+        item = self._item(words.read(words.Submission, _read(exchange)))
+        return Answer(self._dump(await self._result(exchange, item, _now())).encode())
 
     async def many(self, exchange: Exchange) -> Answer:
         """The results of a batch, in its order."""
-        batch = _validate(_Batch, _read(exchange))
+        since = _now()
+        batch = words.read(words.Batch, _read(exchange))
         most = self.engine.reader.max_batch
         if len(batch.submissions) > most:
             raise InvalidCall(
                 f"submissions: {len(batch.submissions)} of them, and one request may have {most}"
             )
-        results = await _results(exchange, [self._any_item(value) for value in batch.submissions])
+        items = [self._any_item(value) for value in batch.submissions]
+        calls = sum(isinstance(item.work, ToolCall | Comparison) for item in items)
+        refused = await self._widen(exchange, calls, since)
+        results = await asyncio.gather(*(self._result(exchange, item, since, refused) for item in items))
         listed = ",".join(map(self._dump, results))
-        return Answer(f'{{"sub_id":{json.dumps(_name(batch.sub_id))},"results":[{listed}]}}'.encode())
+        return Answer(f'{{"sub_id":{json.dumps(words.name_in(batch))},"results":[{listed}]}}'.encode())
 
     def _any_item(self, value: object) -> _Item:
         try:
-            submission = _validate(Submission, value)
+            submission = words.read(words.Submission, value)
         except InvalidCall as exc:
-            return _Item(_name_in(value), None, exc)
+            return _Item(words.name_in(value), None, exc)
         return self._item(submission)
 
-    def _item(self, submission: Submission) -> _Item:
-        call: ToolCall | InvalidCall
-        try:
-            call = self._call(submission)
-        except InvalidCall as exc:
-            call = exc
-        return _Item(_name(submission.sub_id), submission.expected_output, call)
-
-    def _call(self, submission: Submission) -> ToolCall:
-        if submission.type != "python":
-            raise InvalidCall(f"type: {submission.type} is not run here, only python")
+    def _item(self, submission: words.Submission) -> _Item:
+        work: ToolCall | Comparison | MathGrade | InvalidCall
         ceilings = self.engine.ceilings
-        wall_s = submission.timeout or self.engine.reader.defaults.wall_s
-        # Theirs bounds the CPU time of each process by itself.
-        cpu_s = min(ceilings.cpu_s, wall_s * (submission.cpu_core or 1))
-        limits: dict[str, float] = {"cpu_s": cpu_s, "output_bytes": ceilings.output_bytes}
-        if submission.timeout is not None:
-            limits["wall_s"] = wall_s
-        if submission.memory_limit is not None:
-            limits["memory_bytes"] = submission.memory_limit * MIB
-        due_s = wall_s + QUEUE_LIFE_S
-        return ToolCall(
-            code=submission.solution,
-            stdin=submission.input or "",
-            limits=_validate(Limits, limits),
-            deadline_s=min(ceilings.deadline_s, max(due_s, LONG_BATCH_S) if self.is_long else due_s),
-            priority="judge" if self.is_judge else "tool",
-            # What is compared is needed whole.
-            keep_bytes=KEPT_BYTES if submission.expected_output is None else None,
-        )
+        try:
+            if submission.type == "math":
+                work = prepare(words.to_task(submission, ceilings))
+            else:
+                work = words.to_call(submission, ceilings, is_judge=self.is_judge)
+        except InvalidCall as exc:
+            work = exc
+        return _Item(words.name_in(submission), submission.expected_output, work)
 
-    def _dump(self, result: _Result) -> str:
+    async def _widen(self, exchange: Exchange, calls: int, since: float) -> SandboxError | None:
+        """Hold a permit for all, or say why not. Raises CallTooLarge."""
+
+        async def widen() -> None:
+            exchange.widen(calls)
+
+        try:
+            await _patiently(exchange, self._last_start(since, self.engine.reader.defaults.wall_s), widen)
+        except SandboxError as exc:
+            if not exc.is_retryable:
+                raise
+            return exc
+        return None
+
+    async def _result(
+        self, exchange: Exchange, item: _Item, since: float, refused: SandboxError | None = None
+    ) -> words.Result:
+        async def run(call: ToolCall) -> ToolResult:
+            if refused is not None:
+                raise refused
+            return await self._run(exchange, call, since)
+
+        try:
+            if isinstance(item.work, InvalidCall):
+                raise item.work
+            if isinstance(item.work, MathGrade):
+                return words.graded(item.sub_id, item.work)
+            if isinstance(item.work, Comparison):
+                grade = await finish(item.work, run, most_wall_s=self.engine.ceilings.wall_s)
+                return words.graded(item.sub_id, grade)
+            result = await run(item.work)
+            if (fault := result.to_error()) is not None:
+                raise fault
+            return words.verdict(item.sub_id, item.expected, result)
+        except SandboxError as exc:
+            return words.refusal(item.sub_id, exc, _now() - since)
+
+    async def _run(self, exchange: Exchange, call: ToolCall, since: float) -> ToolResult:
+        last_start = self._last_start(since, call.limits.wall_s)
+
+        async def run() -> ToolResult:
+            due_s = last_start + call.limits.wall_s - _now()
+            return await exchange.run(call.model_copy(update={"deadline_s": due_s}))
+
+        return await _patiently(exchange, last_start, run)
+
+    def _last_start(self, since: float, wall_s: float) -> float:
+        """When the time that a program may wait is over, and its own time is all that is left of its deadline."""
+        due_s = max(wall_s + QUEUE_LIFE_S, LONG_BATCH_S if self.is_long else 0.0)
+        return since + min(due_s, self.engine.ceilings.deadline_s) - wall_s
+
+    def _dump(self, result: words.Result) -> str:
         return result.model_dump_json(exclude={"stdout", "stderr"} if self.is_judge else None)
+
+
+async def _patiently(exchange: Exchange, until: float, attempt: Callable[[], Awaitable[T]]) -> T:
+    """What comes of something that is tried again until then while it is refused. The last refusal rises."""
+    while True:
+        try:
+            return await attempt()
+        except SandboxError as exc:
+            if not exc.is_retryable or exchange.engine.gateway.draining or _now() + AGAIN_S > until:
+                raise
+        await asyncio.sleep(AGAIN_S)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _read(exchange: Exchange) -> object:
@@ -185,95 +191,6 @@ def _read(exchange: Exchange) -> object:
     except (ValueError, RecursionError) as exc:
         raise InvalidCall(f"JSON decode error: {exc}") from exc
     return body
-
-
-def _validate(model: type[M], value: object) -> M:
-    """The value as one of these. Raises InvalidCall, whose cause has all that is wrong."""
-    try:
-        return model.model_validate(value)
-    except ValidationError as exc:
-        raise InvalidCall(first_error(exc)) from exc
-
-
-def _name(sub_id: str | None) -> str:
-    return sub_id or str(uuid4())
-
-
-def _name_in(value: object) -> str:
-    try:
-        return _name(_Named.model_validate(value).sub_id)
-    except ValidationError:
-        return _name(None)
-
-
-async def _results(exchange: Exchange, items: list[_Item]) -> list[_Result]:
-    started = time.monotonic()
-    try:
-        outcomes = await exchange.run_all(item.call for item in items)
-    except Overloaded as exc:
-        await asyncio.sleep(PAUSE_S)
-        outcomes = [item.call if isinstance(item.call, InvalidCall) else exc for item in items]
-    waited_s = time.monotonic() - started
-    return [_result(item, outcome, waited_s) for item, outcome in zip(items, outcomes, strict=True)]
-
-
-def _result(item: _Item, outcome: ToolResult | SandboxError, waited_s: float) -> _Result:
-    if isinstance(outcome, ToolResult):
-        fault = outcome.to_error()
-        if fault is None:
-            return _verdict(item, outcome)
-        outcome = fault
-    if isinstance(outcome, InvalidCall):
-        return _Result(
-            sub_id=item.sub_id, reason="invalid_input", stderr=f"error: {_in_their_words(outcome)}"
-        )
-    if outcome.is_retryable:
-        return _Result(sub_id=item.sub_id, reason="queue_timeout", cost=waited_s, stderr=outcome.message)
-    return _Result(sub_id=item.sub_id, reason="internal_error", stderr=outcome.message)
-
-
-def _in_their_words(error: InvalidCall) -> str:
-    field, colon, rule = error.message.partition(":")
-    words = {"wall_s": "timeout", "memory_bytes": "memory_limit in bytes"}
-    field = field.removeprefix("limits.")
-    return words.get(field, field) + colon + rule
-
-
-def _verdict(item: _Item, result: ToolResult) -> _Result:
-    ran = result.status is CallStatus.OK
-    is_right = item.expected is None or result.stdout.strip() == item.expected.strip()
-    return _Result(
-        sub_id=item.sub_id,
-        success=ran and is_right,
-        run_success=ran,
-        cost=result.usage.wall_s,
-        stdout=result.stdout[:SHOWN_CHARACTERS],
-        stderr=_with_end(result.stderr, _end_of(result)),
-        reason="worker_timeout" if result.status is CallStatus.TIMEOUT else "",
-    )
-
-
-def _end_of(result: ToolResult) -> str:
-    """What a program that was ended could not say itself, in words by which rStar2 knows that it failed."""
-    match result.status:
-        case CallStatus.TIMEOUT:
-            return f"TimeoutError: ended after {result.usage.wall_s:.1f} s"
-        case CallStatus.MEMORY_LIMIT:
-            return "MemoryError: ended for taking more memory than it may"
-        case CallStatus.OUTPUT_LIMIT:
-            return "OutputError: ended for printing more than it may"
-        case CallStatus.SIGNALED:
-            return f"error: ended by signal {result.signal}"
-        case _:
-            return ""
-
-
-def _with_end(stderr: str, end: str) -> str:
-    """The first characters, with room for a last line of ours."""
-    if not end:
-        return stderr[:SHOWN_CHARACTERS]
-    head = stderr[: SHOWN_CHARACTERS - len(end) - 1]
-    return f"{head}\n{end}" if head and not head.endswith("\n") else head + end
 
 
 class _Status:
@@ -298,13 +215,5 @@ def _refuse(error: SandboxError) -> Answer:
     headers = []
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after_s)))
-    detail = _complaints(error) if isinstance(error, InvalidCall) else error.message
+    detail = words.complaints(error) if isinstance(error, InvalidCall) else error.message
     return Answer(json.dumps({"detail": detail}).encode(), error.http_status, headers)
-
-
-def _complaints(error: InvalidCall) -> list[dict[str, Any]]:
-    """What is wrong with a request, without what it has there, which may be large."""
-    if not isinstance(error.__cause__, ValidationError):
-        return [{"type": "value_error", "loc": ["body"], "msg": error.message}]
-    listed = error.__cause__.errors(include_url=False, include_context=False, include_input=False)
-    return [{**one, "loc": ["body", *one["loc"]]} for one in listed[:MOST_COMPLAINTS]]

@@ -1,6 +1,7 @@
 """Runs inside the jail: whether two texts are the same mathematics, by math-verify.
 
-Read as text by `math.py` and never imported. One line of JSON comes on stdin, one word goes to stdout.
+Read as text by `math.py`; only `fused_compute_score.py`, in the jail too, imports it. One line of JSON comes on stdin,
+one word goes to stdout.
 
 The texts are what they say they are, so math-verify's search for an answer in a reply is left out: its expressions for
 that cost more than the rest and can take quadratic time. Its alarms are left out too; the jail has a limit that holds.
@@ -75,4 +76,5 @@ def is_number(value: Basic | MatrixBase) -> bool:
     return bool(getattr(value, "is_number", False)) and bool(value.is_finite) and bool(value.is_extended_real)
 
 
-main()
+if __name__ == "__main__":
+    main()

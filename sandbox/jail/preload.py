@@ -112,6 +112,9 @@ _HOME = {"numpy": 1, "sympy": 2, "mpmath": 2} | dict.fromkeys(
     ("scipy", "pandas", "networkx", "math_verify", "pylatexenc", "latex2sympy2_extended"), 3
 )
 
+#: What rStar2-Agent's reward programs import stands on math-verify (sandbox/grading/fused_compute_score.py).
+_HOME |= dict.fromkeys(("fused_compute_score", "recipe"), _HOME["math_verify"])
+
 _KNOWN = "|".join(_HOME)
 _ANY_KNOWN = re.compile(_KNOWN)
 _KNOWN_IN_LIST = re.compile(rf"(?:^|,)(?:\s|\\)*+({_KNOWN})(?!\w)")

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import httpx
 
-from gateway.dialects import code_judge
+from gateway.dialects import code_judge_words as words
 from sandbox.calls import MIB
 from sandbox.queue import CallQueue
 from sandbox.settings import RedisSettings, Settings
@@ -20,7 +20,7 @@ JUDGED = ["sub_id", "success", "run_success", "cost", "reason"]
 
 
 def python(solution: str, **fields: Any) -> dict[str, Any]:
-    return {"type": "python", "solution": solution, **fields}
+    return {"type": "python", "solution": solution} | fields
 
 
 async def post(service: Service, path: str, body: object) -> httpx.Response:
@@ -70,6 +70,13 @@ ITEMS: list[tuple[object, bool, bool, str, str | None, str | None]] = [
     (python("echo", timeout=61), False, False, "invalid_input", None, "error: timeout: 61 is above this service's ceiling of 60"),
     (python("echo", memory_limit=2049), False, False, "invalid_input", None, "error: memory_limit in bytes: 2148532224 is above this service's ceiling of 2147483648"),
     (python("echo", memory_limit=15), False, False, "invalid_input", None, "error: memory_limit in bytes: Input should be greater than or equal to 16777216"),
+    (python("x", type="math", expected_output="x"), True, True, "", "x", ""),
+    (python(r"so \boxed{1/2}", type="math", expected_output=r"\frac{2}{4}"), True, True, "", "1/2", ""),
+    (python("42", type="math", expected_output="41"), False, True, "", "42", ""),
+    (python("<answer>1,000</answer>", type="math", expected_output="1000"), True, True, "", "1,000", ""),
+    (python("not plain", type="math", expected_output="1"), False, False, "internal_error", "not plain", "error: grader_failed"),
+    (python("1", type="math"), False, False, "invalid_input", None, "error: expected_output: of the type math it is the reference, and needed"),
+    (python("1", type="math", expected_output="x", timeout=61), False, False, "invalid_input", None, "error: timeout: Input should be less than or equal to 60"),
     (7, False, False, "invalid_input", None, "error: body: Input should be a valid dictionary or instance of Submission"),
     (None, False, False, "invalid_input", None, "error: body: Input should be a valid dictionary or instance of Submission"),
 ]  # fmt: skip
@@ -215,15 +222,25 @@ async def test_a_batch_of_64_programs_of_a_quarter_megabyte(serve: Serve) -> Non
     assert (refused.status_code, list(refused.json())) == (413, ["detail"])
 
 
-async def test_what_a_full_gateway_cannot_hold_is_to_be_sent_again(serve: Serve) -> None:
-    """A batch for which there is no room is `queue_timeout` in all its items that could run."""
+async def test_what_there_is_no_room_for_waits(serve: Serve) -> None:
+    """A batch that a full gateway cannot hold yet is neither refused nor lost: it runs when there is room."""
     service = await serve(gateway={"max_in_flight": 4})
     held = asyncio.create_task(batch(service, "/run/batch", *[python("hold")] * 3))
     await service.worker.has_seen(3)
-    results = await batch(service, "/run/batch", python("echo"), python("echo"), {})
+    waits = asyncio.create_task(batch(service, "/run/long-batch", *[python("echo 1")] * 2))
+    await until(lambda: service.gateway.admission.held == 4)
+    service.worker.released.set()
+    assert all(result["success"] for result in await held + await waits)
+
+
+async def test_what_there_was_no_room_for_is_to_be_sent_again(serve: Serve) -> None:
+    """When it has waited as long as it may it is `queue_timeout`, in all items that could run."""
+    service = await serve(gateway={"max_in_flight": 4}, ceilings={"deadline_s": 10})
+    held = asyncio.create_task(batch(service, "/run/batch", *[python("hold")] * 3))
+    await service.worker.has_seen(3)
+    results = await batch(service, "/run/long-batch", python("echo"), python("echo"), {})
     assert [result["reason"] for result in results] == ["queue_timeout", "queue_timeout", "invalid_input"]
     assert results[0]["stderr"] == "4 of 4 calls are in flight here"
-    assert results[0]["cost"] > 0
     last = asyncio.create_task(post(service, "/run", python("hold")))
     await service.worker.has_seen(4)
     refused = await post(service, "/run/batch", {"submissions": [python("echo")]})
@@ -282,8 +299,8 @@ async def test_without_redis() -> None:
 
 def test_a_last_line_of_ours_always_has_room() -> None:
     """However much a program said, how it ended is there, and no more than the first characters in all."""
-    said = code_judge._with_end(2000 * "x", "TimeoutError: ended after 1.0 s")
+    said = words.with_end(2000 * "x", "TimeoutError: ended after 1.0 s")
     assert len(said) == 1000
     assert said.endswith("x\nTimeoutError: ended after 1.0 s")
-    assert code_judge._with_end("a\n", "b") == "a\nb"
-    assert code_judge._with_end("", "b") == "b"
+    assert words.with_end("a\n", "b") == "a\nb"
+    assert words.with_end("", "b") == "b"
