@@ -1,4 +1,4 @@
-"""Programs in three other services' languages, in real jails: where the originals go wrong and ours must not.
+"""Programs in four other services' languages, in real jails: where the originals go wrong and ours must not.
 
 `gateway/dialects/README.md` has the table of what the originals were measured to do.
 """
@@ -47,6 +47,22 @@ def piston(the_stack: Stack) -> Any:
     return run
 
 
+@pytest.fixture
+def judge(the_stack: Stack) -> Any:
+    """Runs a program by code-judge's `/run/batch`, beside one that is no submission; its result."""
+
+    def run(code: str, **fields: Any) -> dict[str, Any]:
+        submissions = [{"type": "python", "solution": code} | fields, {"type": "no language"}]
+        result, other = post(the_stack, "/run/batch", {"type": "batch", "submissions": submissions})[
+            "results"
+        ]
+        assert other["reason"] == "invalid_input"
+        assert isinstance(result, dict)
+        return result
+
+    return run
+
+
 def post(stack: Stack, path: str, body: dict[str, Any]) -> dict[str, Any]:
     response = stack.http.post(path, json=body)
     assert response.status_code == 200, response.text
@@ -56,7 +72,7 @@ def post(stack: Stack, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("session", [False, True], ids=["child", "child in a session of its own"])
 def test_a_child_holds_nothing_up_and_is_gone_with_its_call(
-    fusion: Any, nemo: Any, piston: Any, session: bool
+    fusion: Any, nemo: Any, piston: Any, judge: Any, session: bool
 ) -> None:
     """A child that lives on, with the program's stdout in its hands, neither delays the answer nor survives it."""
     code = f"import subprocess\nsubprocess.Popen(['sleep', '31.4159'], start_new_session={session})\nprint('started')"
@@ -64,6 +80,7 @@ def test_a_child_holds_nothing_up_and_is_gone_with_its_call(
     assert (status, run["status"], run["stdout"]) == ("Success", "Finished", "started\n")
     assert nemo(code, language="python3")["process_status"] == "completed"
     assert piston(code)["status"] is None
+    assert judge(code)["reason"] == ""
     until(lambda: not [p for p in alive() if "31.4159" in p.command], "the end of the children")
 
 
@@ -88,12 +105,12 @@ def test_much_output_below_the_limit(fusion: Any) -> None:
     assert (status, len(run["stdout"])) == ("Success", 1_000_001)
 
 
-def test_bytes_that_are_no_text(fusion: Any, nemo: Any, piston: Any) -> None:
+def test_bytes_that_are_no_text(fusion: Any, nemo: Any, piston: Any, judge: Any) -> None:
     """They become U+FFFD, and what is text beside them stays."""
     code = "import sys\nsys.stdout.buffer.write(b'a\\xff\\xfeb');"
     assert fusion(code)[1]["stdout"] == "a\ufffd\ufffdb"
     assert nemo(code)["stdout"] == "a\ufffd\ufffdb"
-    assert piston(code)["stdout"] == "a\ufffd\ufffdb"
+    assert piston(code)["stdout"] == judge(code)["stdout"] == "a\ufffd\ufffdb"
 
 
 def test_what_was_printed_before_a_time_out(fusion: Any, nemo: Any, piston: Any) -> None:
@@ -167,18 +184,23 @@ def test_recursion_without_bound(fusion: Any, nemo: Any, piston: Any) -> None:
         assert "RecursionError: maximum recursion depth exceeded" in stderr
 
 
-def test_tracebacks(fusion: Any, nemo: Any, piston: Any) -> None:
+def test_tracebacks(fusion: Any, nemo: Any, piston: Any, judge: Any) -> None:
     """Line numbers and text are those that the caller sent, and the file is the same each time."""
     code = "x = 1\n\nraise ValueError('é')"
     said = "Traceback (most recent call last):\n  File \"/tmp/main.py\", line 3, in <module>\n    raise ValueError('é')\nValueError: é\n"
-    assert fusion(code)[1]["stderr"] == nemo(code)["stderr"] == piston(code)["stderr"] == said
+    assert (
+        fusion(code)[1]["stderr"]
+        == nemo(code)["stderr"]
+        == piston(code)["stderr"]
+        == judge(code)["stderr"]
+        == said
+    )
 
 
-def test_programs_as_a_script_finds_them(fusion: Any, nemo: Any, piston: Any) -> None:
+def test_programs_as_a_script_finds_them(fusion: Any, nemo: Any, piston: Any, judge: Any) -> None:
     """`__main__` guards, `from __future__`, process pools, a coding line and `/dev/null` work in each language."""
-    code = """
+    code = """# -*- coding: latin-1 -*-
 from __future__ import annotations
-# -*- coding: latin-1 -*-
 import multiprocessing, subprocess
 def double(x): return 2 * x
 if __name__ == "__main__":
@@ -187,6 +209,15 @@ if __name__ == "__main__":
         print("é", pool.map(double, [1, 2]))
 """
     assert fusion(code)[1]["stdout"] == nemo(code)["stdout"] == piston(code)["stdout"] == "é [2, 4]\n"
+    assert judge(code)["stdout"] == "é [2, 4]\n"
+
+
+def test_output_that_looks_like_a_runner_s(fusion: Any, judge: Any) -> None:
+    """Marks by which runners tell output from their own words are a program's text like any other."""
+    code = "print('##RUNCODE-END##')\nprint('\\x1e0000{}\\x1e', '<output cut>', 'queue_timeout')"
+    said = "##RUNCODE-END##\n\x1e0000{}\x1e <output cut> queue_timeout\n"
+    assert fusion(code)[1]["stdout"] == judge(code)["stdout"] == said
+    assert (judge(code)["success"], judge(code)["reason"]) == (True, "")
 
 
 def test_nothing_of_the_service_can_be_seen(fusion: Any, nemo: Any, piston: Any) -> None:
