@@ -33,7 +33,7 @@ class Group:
 
     name: str
     adapters: tuple[str, ...]  # each is an extra, a test file and a page
-    first: tuple[str, ...] = ()  # what pip takes before, to choose among versions that all would do
+    also: tuple[str, ...] = ()  # what their tests need, and versions where any would do
 
     @property
     def home(self) -> Path:
@@ -49,7 +49,7 @@ class Group:
 GROUPS = (
     Group("light", ("gymnasium", "langchain", "skyrl")),
     Group("verifiers", ("verifiers",)),
-    Group("verl", ("verl",), first=("torch==2.13.0",)),
+    Group("verl", ("verl",), also=("torch==2.13.0", "verl[verl-core]")),  # the agent loop is in its core
 )
 
 
@@ -75,11 +75,9 @@ def main(names: list[str]) -> int:
 def _install(group: Group) -> None:
     if not Path(group.python).exists():
         venv.create(group.home, with_pip=True)
-    pip = [group.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    if group.first:
-        subprocess.run([*pip, *group.first], check=True)
     project = f"{ROOT}[{','.join(group.adapters)}]"
-    subprocess.run([*pip, *group.first, *_RUNNER, "--editable", project], check=True)
+    pip = [group.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *_RUNNER, *group.also, "--editable", project], check=True)
 
 
 def _run(group: Group, url: str) -> bool:
