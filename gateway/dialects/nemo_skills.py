@@ -92,6 +92,8 @@ def to_call(request: ExecuteRequest, engine: Engine) -> ToolCall:
         code=request.generated_code,
         stdin=request.std_input,
         limits=limits,
+        # So that the head of what is kept, one half, has so many characters, of at most four bytes each.
+        keep_bytes=2 * min(4 * request.max_output_characters, ceilings.output_bytes),
         deadline_s=min(request.timeout + QUEUE_S, ceilings.deadline_s),
         echo_last_value=request.language == "ipython",
     )
@@ -102,8 +104,8 @@ def to_response(result: ToolResult, request: ExecuteRequest) -> ExecuteResponse:
     if (error := result.to_error()) is not None:
         raise error
     most = request.max_output_characters
-    stdout = cut(result.stdout, most, is_all=not result.stdout_truncated)
-    stderr = cut(result.stderr, most, is_all=not result.stderr_truncated)
+    stdout = cut(result.stdout, most, result.stdout_bytes)
+    stderr = cut(result.stderr, most, result.stderr_bytes)
     return ExecuteResponse(
         process_status=_WORDS.get(result.status, "error"),
         stdout=stdout,
@@ -117,12 +119,11 @@ _WORDS: dict[CallStatus, Literal["completed", "timeout"]] = {
 }
 
 
-def cut(text: str, most: int, *, is_all: bool) -> str:
-    """At most so many characters of a text, and how many there are."""
+def cut(text: str, most: int, written_bytes: int) -> str:
+    """At most so many characters of a text, and of how much they are."""
     if len(text) <= most:
         return text
-    more_than = "" if is_all else "more than "
-    return f"{text[:most]}<output cut: {most} of {more_than}{len(text)} characters>"
+    return f"{text[:most]}<output cut: {most} characters of {written_bytes} bytes>"
 
 
 def _reason(result: ToolResult, request: ExecuteRequest) -> str:

@@ -111,6 +111,7 @@ class EchoWorker:
             exit_code=code,
             signal=signaled,
             stdout=rest,
+            stdout_bytes=len(rest.encode()),
             worker=self.name,
             reason=reason,
         )

@@ -48,11 +48,12 @@ async def test_defaults(service: Service) -> None:
     response = await service.http.post(
         "/execute", json={"generated_code": "echo " + "x" * 1001, "timeout": 3}
     )
-    assert response.json() == DONE | {"stdout": "x" * 1000 + "<output cut: 1000 of 1001 characters>"}
+    assert response.json() == DONE | {"stdout": "x" * 1000 + "<output cut: 1000 characters of 1001 bytes>"}
     delivery = service.worker.seen[-1]
     call = delivery.call
     assert (call.stdin, call.echo_last_value, call.limits.wall_s) == ("", True, 3.0)
     assert (call.limits.memory_bytes, call.limits.output_bytes) == (2048 * MIB, MIB)
+    assert call.keep_bytes == 2 * 4 * 1000, "the first 1000 characters, however wide, and the last"
     assert (delivery.deadline_ms - delivery.accepted_ms) / 1000 == 3 + 4, "its client waits 3 + 5 s"
 
 
@@ -62,7 +63,7 @@ async def test_every_field_of_a_request(service: Service) -> None:
         service, generated_code="echo abc", language="python3", std_input="in", max_output_characters=2,
         traceback_verbosity="Verbose", unknown=1,
     )  # fmt: skip
-    assert given["stdout"] == "ab<output cut: 2 of 3 characters>"
+    assert given["stdout"] == "ab<output cut: 2 characters of 3 bytes>"
     call = service.worker.seen[-1].call
     assert (call.stdin, call.echo_last_value) == ("in", False)
 
@@ -150,6 +151,6 @@ async def test_the_words_for_each_end() -> None:
 
 async def test_a_cut_says_how_much_there_was() -> None:
     """The mark begins as the original's, and has both numbers."""
-    assert cut("abc", 3, is_all=True) == "abc"
-    assert cut("abcd", 3, is_all=True) == "abc<output cut: 3 of 4 characters>"
-    assert cut("abcd", 0, is_all=False) == "<output cut: 0 of more than 4 characters>"
+    assert cut("äbc", 3, 4) == "äbc"
+    assert cut("äbcd", 3, 5) == "äbc<output cut: 3 characters of 5 bytes>"
+    assert cut("a", 0, 9_000_000) == "<output cut: 0 characters of 9000000 bytes>"
