@@ -72,7 +72,8 @@ extern void PyOS_AfterFork_Child(void);
 enum { RUN = 1, KILL = 2 };
 enum { READY = 1, ENDED = 2, FAILED = 3, STARTED = 4 };
 enum { IN_CHILD = 1, WORKER_GONE = 0 };
-enum { STDIN, STDOUT, STDERR, PAYLOAD, NOTE, FIRST_CGROUP, MAX_FDS = 13 }; /* of a request */
+/* Of a request. An even number at most: what alignment leaves free behind an odd one, the kernel fills as well. */
+enum { STDIN, STDOUT, STDERR, PAYLOAD, NOTE, FIRST_CGROUP, MAX_FDS = 14 };
 enum { FOLDER = 5 }; /* in the child, while its walls go up */
 enum { MAX_CALLS = 4096 };
 enum { CALL_FAILED = 70 };

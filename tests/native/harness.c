@@ -353,9 +353,9 @@ static struct request request_for(uint64_t kind, uint64_t number)
 /* Sends a request to run one of our programs; returns the pipe with its output. */
 static int send_run(const struct request *request, char program, size_t n_fds, const int *groups)
 {
-	int fds[MAX_FDS + 8], payload[2], out[2], note = memfd_create("note", MFD_CLOEXEC);
+	int fds[MAX_FDS + 8], payload[2], out[2], note_fd = memfd_create("note", MFD_CLOEXEC);
 
-	CHECK(note >= 0 && ftruncate(note, NOTE_BYTES) == 0);
+	CHECK(note_fd >= 0 && ftruncate(note_fd, NOTE_BYTES) == 0);
 
 	CHECK(pipe2(payload, O_CLOEXEC) == 0);
 	CHECK(write(payload[1], &program, 1) == 1);
@@ -364,12 +364,12 @@ static int send_run(const struct request *request, char program, size_t n_fds, c
 	fds[STDIN] = payload[0];
 	fds[STDOUT] = fds[STDERR] = out[1];
 	fds[PAYLOAD] = payload[0];
-	fds[NOTE] = note;
+	fds[NOTE] = note_fd;
 	for (size_t i = FIRST_CGROUP; i < n_fds; i++)
 		fds[i] = groups[i - FIRST_CGROUP];
 	CHECK(send_raw(request, sizeof *request, fds, n_fds) == sizeof *request);
 	close(payload[0]);
-	close(note);
+	close(note_fd);
 	close(out[1]);
 	return out[0];
 }
