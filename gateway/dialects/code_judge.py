@@ -25,7 +25,7 @@ from gateway.engine import MOST_PARTS, Answer, Door, Engine, EngineRoute, Exchan
 from gateway.reader import has_more_parts
 from gateway.routes import send_json
 from sandbox.calls import ToolCall, ToolResult
-from sandbox.errors import InvalidCall, SandboxError
+from sandbox.errors import InvalidCall, QueueTimeout, SandboxError
 from sandbox.grading.math import Comparison, MathGrade, finish, prepare
 
 #: How long a program of a short endpoint may wait, beside the time that it may run.
@@ -152,11 +152,16 @@ class _Endpoint:
     async def _run(self, exchange: Exchange, call: ToolCall, since: float) -> ToolResult:
         last_start = self._last_start(since, call.limits.wall_s)
 
-        async def run() -> ToolResult:
-            due_s = last_start + call.limits.wall_s - _now()
-            return await exchange.run(call.model_copy(update={"deadline_s": due_s}))
+        due = last_start + call.limits.wall_s
 
-        return await _patiently(exchange, last_start, run)
+        async def run() -> ToolResult:
+            return await exchange.run(call.model_copy(update={"deadline_s": due - _now()}))
+
+        result = await _patiently(exchange, last_start, run)
+        if (fault := result.to_error()) is not None and _now() >= due:
+            # Whoever was not done with it in time had too much to do, and may have less another time.
+            raise QueueTimeout(fault.message)
+        return result
 
     def _last_start(self, since: float, wall_s: float) -> float:
         """When the time that a program may wait is over, and its own time is all that is left of its deadline."""

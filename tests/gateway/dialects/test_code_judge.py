@@ -233,6 +233,16 @@ async def test_what_there_is_no_room_for_waits(serve: Serve) -> None:
     assert all(result["success"] for result in await held + await waits)
 
 
+async def test_what_the_queue_refuses_is_tried_again(serve: Serve) -> None:
+    """A call for which the backlog is too long is answered when it is not, with no word of that."""
+    service = await serve(gateway={"max_backlog": 1})
+    answers = [
+        await post(service, "/run", python("echo"))
+    ]  # of which the next pulse tells that it waits no more
+    answers += await asyncio.gather(*(post(service, "/run", python("echo")) for _ in range(2)))
+    assert [answer.json()["reason"] for answer in answers] == ["", "", ""]
+
+
 async def test_what_there_was_no_room_for_is_to_be_sent_again(serve: Serve) -> None:
     """When it has waited as long as it may it is `queue_timeout`, in all items that could run."""
     service = await serve(gateway={"max_in_flight": 4}, ceilings={"deadline_s": 10})
@@ -249,6 +259,14 @@ async def test_what_there_was_no_room_for_is_to_be_sent_again(serve: Serve) -> N
     service.worker.released.set()
     assert all(result["success"] for result in await held)
     assert (await last).json()["success"]
+
+
+async def test_a_fault_when_the_time_is_up_is_to_be_sent_again(serve: Serve) -> None:
+    """A worker that took a program and did not answer in time may have had too much to do."""
+    service = await serve(ceilings={"deadline_s": 1})
+    [result] = await batch(service, "/run/long-batch", python("lose"))
+    assert result["reason"] == "queue_timeout"
+    assert result["stderr"].endswith("had it and did not answer by its deadline")
 
 
 async def test_a_caller_that_gives_up_ends_its_programs(serve: Serve) -> None:
