@@ -14,7 +14,8 @@ Who may die: when the submission's process does, or says what is no message, eac
 kills or stops us, the call does not end well, and what was not judged is not accepted. Whatever it does to itself
 (patched builtins, other messages on our pipe, exits, threads) changes only its own answers.
 
-Standard library only: it runs under the jail's interpreter, which has none of our packages.
+Standard library only: it runs under the jail's interpreter, which has none of our packages. It lies in the runtime as
+`roc_harness.py`, and forkservers have it warm.
 """
 
 from __future__ import annotations
@@ -747,7 +748,3 @@ def main() -> None:
     Tests(json.load(sys.stdin), link).run()
     link.end("R")
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

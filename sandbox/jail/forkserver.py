@@ -136,6 +136,7 @@ def main() -> None:
     os.environ.update(ENVIRONMENT | config["environment"])
     if config["files"]:
         confine(fork, setup, config["files"])
+    importlib.import_module("roc_harness")  # beside this file: a program that judges begins there
     settle(config["files"]["scratch"] if config["files"] else "/tmp")
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)  # what was printed before a kill is there

@@ -55,6 +55,7 @@ _BARE = [
 #: What each file of /jail is made of: the C compiler's flags, or None for a plain copy.
 _JAIL_FILES: dict[str, tuple[str, list[str] | None]] = {
     "forkserver.py": ("forkserver.py", None),
+    "roc_harness.py": ("../grading/harness.py", None),
     "libfork.so": ("fork.c", ["-O2", "-fPIC", "-shared"]),
     "libheap.so": ("heap.c", ["-O2", "-fPIC", "-shared"]),
     "init": ("init.c", _BARE),

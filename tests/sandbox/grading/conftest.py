@@ -11,6 +11,7 @@ import pytest
 from sandbox.calls import ToolCall, ToolResult
 from sandbox.grading.judge import judge
 from sandbox.grading.task import Judgement, JudgeRequest
+from sandbox.settings import load_settings
 from tests.sandbox.jail.box import Box
 
 Judge = Callable[..., Judgement]
@@ -19,7 +20,7 @@ Judge = Callable[..., Judgement]
 @pytest.fixture(scope="session")
 def jail(_jail_runtime: None) -> Iterator[Box]:
     """One for all tests of graders."""
-    with closing(Box()) as box:
+    with closing(Box(settings=load_settings().jail)) as box:
         yield box
 
 

@@ -98,8 +98,8 @@ ATTACKS = {
     "brings a module": "class math:\n    isclose = staticmethod(lambda *a, **k: True)\nnp = math\nnp.allclose = math.isclose\ndef f(x): return 1",
     "writes modules": "for name in ('math', 'numpy', 'unittest', 'json', 'sitecustomize', 'submission', 'main', 'tests'):\n    open(name + '.py', 'w').write('def __getattr__(name): return lambda *a, **k: True')\ndef f(x): return 1",
     "writes folders": "for name in ('math', 'numpy', 'unittest'):\n    os.makedirs(name); open(name + '/__init__.py', 'w').write('isclose = allclose = print')\ndef f(x): return 1",
-    "patches our part of it": "import __main__ as m\nm.Writer.bytes_of = lambda self, value: b'T'\nm._ACTIONS['eq'] = m.same = m.Tests.run = lambda *a: True\ndef f(x): return 1",
-    "answers for itself": "import __main__ as m, socket\nlink = [s for s in map(lambda fd: socket.socket(fileno=fd), range(3, 9)) if s][0]\ndef f(x): return 1",
+    "patches our part of it": "import roc_harness as m\nm.Writer.bytes_of = lambda self, value: b'T'\nm._ACTIONS['eq'] = m.same = m.Tests.run = lambda *a: True\ndef f(x): return 1",
+    "answers for itself": "import roc_harness as m, socket\nlink = [s for s in map(lambda fd: socket.socket(fileno=fd), range(3, 9)) if s][0]\ndef f(x): return 1",
     "limits the tests": "import resource\ndef f(x):\n    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_STACK):\n        try: resource.prlimit(os.getppid(), limit, (0, 0))\n        except OSError: pass\n    return 1",
     "takes the memory": "def f(x): a = bytearray(1 << 31)",
     "raises what tests raise": "def f(x): raise AssertionError",
@@ -149,7 +149,7 @@ def test_no_attack_is_accepted(judged: Judge, name: str) -> None:
 def test_no_message_is_more_than_an_answer(judged: Judge, name: str) -> None:
     """Bytes in place of an answer that are no answer end the submission; no test is accepted, and ours does not break."""
     code = f"""
-import __main__ as m
+import roc_harness as m
 w = m.Writer(lambda value: 0).bytes_of
 def f(x):
     m.send = lambda link, message, send=m.send: send(link, {MESSAGES[name]})
