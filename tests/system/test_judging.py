@@ -13,7 +13,9 @@ from .stack import Stack
 
 PAGE = Path(__file__).parents[2] / "sandbox/grading/judge.md"
 _BLOCK = re.compile(r"^```json\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TASKS: list[dict[str, Any]] = [json.loads(block) for block in _BLOCK.findall(PAGE.read_text(encoding="utf-8"))]
+TASKS: list[dict[str, Any]] = [
+    json.loads(block) for block in _BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+]
 
 
 def judged(stack: Stack, tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -42,7 +44,10 @@ def test_another_submission_is_not(the_stack: Stack, task: dict[str, Any]) -> No
 
 def test_many_at_once(the_stack: Stack) -> None:
     """A batch of many tasks of both kinds has each judgement in its place."""
-    right = {"code": "print(int(input()) * 2)", "cases": [{"stdin": str(n), "expected": str(2 * n)} for n in range(5)]}
+    right = {
+        "code": "print(int(input()) * 2)",
+        "cases": [{"stdin": str(n), "expected": str(2 * n)} for n in range(5)],
+    }
     wrong = {**right, "code": "print(int(input()) ** 2)"}
     function = {"code": "def f(x): return x", "tests": [{"function": "f", "arguments": [1], "expected": 1}]}
     results = judged(the_stack, [right, wrong, function] * 10)
