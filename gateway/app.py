@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
@@ -27,7 +26,7 @@ from gateway.gateway import Gateway
 from gateway.openapi import add_hot_routes, add_keys
 from gateway.pages import DOCS_FILES, make_pages
 from gateway.reader import CallerGone, CallReader
-from gateway.routes import BatchRoute, JobRoute, JobsRoute, RunRoute, send_json
+from gateway.routes import BatchRoute, JobRoute, JobsRoute, RunRoute, retry_after, send_json
 from gateway.tenants import Authentication, folder_of
 from sandbox.errors import InternalError, InvalidCall, SandboxError, Unauthorized
 from sandbox.queue import CallQueue
@@ -241,11 +240,9 @@ def _as_error(exc: Exception) -> SandboxError:
 
 async def send_error(send: Send, error: SandboxError) -> None:
     """Answer with an error, in the shape that the client reads."""
-    headers = []
+    headers = retry_after(error)
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after_s)))
     await send_json(send, error.http_status, json.dumps(error.to_wire()).encode(), headers)
 
 

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -224,6 +225,13 @@ def until_gone(receive: Receive) -> Iterator[asyncio.Task[None]]:
         yield task
     finally:
         task.cancel()  # it ends in the next turn of the loop
+
+
+def retry_after(error: SandboxError) -> list[tuple[bytes, bytes]]:
+    """The header that says when to send a request again, where an error knows."""
+    if error.retry_after_s is None:
+        return []
+    return [(b"retry-after", b"%d" % math.ceil(error.retry_after_s))]
 
 
 async def send_json(

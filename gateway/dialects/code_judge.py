@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -23,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.dialects import code_judge_words as words
 from gateway.engine import MOST_PARTS, Answer, Door, Engine, EngineRoute, Exchange, Handler, Page
 from gateway.reader import has_more_parts
-from gateway.routes import send_json
+from gateway.routes import retry_after, send_json
 from sandbox.calls import ToolCall, ToolResult
 from sandbox.errors import InvalidCall, QueueTimeout, SandboxError
 from sandbox.grading.math import Comparison, MathGrade, finish, prepare
@@ -217,8 +216,5 @@ class _Status:
 
 def _refuse(error: SandboxError) -> Answer:
     """An error in the shape that FastAPI gives it."""
-    headers = []
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after_s)))
     detail = words.complaints(error) if isinstance(error, InvalidCall) else error.message
-    return Answer(json.dumps({"detail": detail}).encode(), error.http_status, headers)
+    return Answer(json.dumps({"detail": detail}).encode(), error.http_status, retry_after(error))

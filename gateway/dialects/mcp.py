@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import math
 from collections.abc import AsyncIterator, Iterator, MutableMapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal
@@ -32,6 +31,7 @@ from starlette.types import Message, Scope
 
 from gateway.engine import Answer, Door, Engine, EngineRoute, Exchange
 from gateway.reader import has_more_parts
+from gateway.routes import retry_after
 from sandbox.calls import ToolCall, ToolResult
 from sandbox.errors import Cancelled, Forbidden, InvalidCall, SandboxError
 from sandbox.jsonrpc import to_rpc_error
@@ -54,10 +54,7 @@ def doors(engine: Engine) -> list[Door]:
 def refuse(exc: SandboxError) -> Answer:
     """An error before there is a request to answer: its id is not known."""
     error = {"jsonrpc": "2.0", "id": None, "error": to_rpc_error(exc)._asdict()}
-    headers = []
-    if exc.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % math.ceil(exc.retry_after_s)))
-    return Answer(json.dumps(error).encode(), exc.http_status, headers)
+    return Answer(json.dumps(error).encode(), exc.http_status, retry_after(exc))
 
 
 class Mcp:

@@ -14,7 +14,6 @@ lies within that.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -23,6 +22,7 @@ from starlette.types import Scope
 
 from gateway.engine import Answer, Door, Engine, EngineRoute, Exchange, Page, make_call
 from gateway.gateway import Gateway
+from gateway.routes import retry_after
 from sandbox.calls import CallStatus, ToolCall, ToolResult
 from sandbox.errors import InternalError, InvalidCall, Overloaded, QueueTimeout, SandboxError, Unavailable
 
@@ -149,8 +149,7 @@ def refuse(error: SandboxError) -> Answer:
         "new_session_created": False,
     }
     if isinstance(error, _NO_VERDICT):
-        wait = [(b"retry-after", b"%d" % math.ceil(error.retry_after_s))] if error.retry_after_s else []
-        return Answer(json.dumps({"error": error.message}).encode(), _NO_ANSWER, wait)
+        return Answer(json.dumps({"error": error.message}).encode(), _NO_ANSWER, retry_after(error))
     status = 400 if isinstance(error, InvalidCall) else error.http_status
     return Answer(json.dumps(body).encode(), status)
 

@@ -35,6 +35,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.engine import MOST_PARTS, Answer, Door, Engine, EngineRoute, Exchange, Page
 from gateway.reader import has_more_parts
+from gateway.routes import retry_after
 from gateway.tenants import Tenant, tenant_of
 from sandbox.calls import Limits, Text, ToolCall, ToolResult, first_error
 from sandbox.errors import Forbidden, InvalidCall, Overloaded, SandboxError, Unavailable
@@ -377,8 +378,7 @@ def _refuse(error: SandboxError) -> Answer:
     if isinstance(error, InvalidCall):
         field, _, rule = error.message.partition(": ")
         detail = [{"type": "value_error", "loc": ["body", *field.split(".")], "msg": rule}]
-    headers = [] if error.retry_after_s is None else [(b"retry-after", b"%d" % -(-error.retry_after_s // 1))]
-    return Answer(json.dumps({"detail": detail}).encode(), error.http_status, headers)
+    return Answer(json.dumps({"detail": detail}).encode(), error.http_status, retry_after(error))
 
 
 def _health(engine: Engine) -> Answer:

@@ -11,7 +11,6 @@ The version that a caller wants is held against the Python of the workers that a
 from __future__ import annotations
 
 import json
-import math
 import re
 import signal
 from base64 import b64encode
@@ -24,6 +23,7 @@ from starlette.types import Scope
 from gateway.dialects.semver import parse_version, satisfies
 from gateway.engine import Answer, Door, Engine, EngineRoute, Exchange, Page, make_call, make_file
 from gateway.gateway import Gateway
+from gateway.routes import retry_after
 from sandbox.calls import Base64File, CallStatus, ToolCall, ToolResult
 from sandbox.errors import InvalidCall, Overloaded, QueueTimeout, SandboxError, Unavailable
 
@@ -252,12 +252,11 @@ def _signal_name(number: int | None) -> str | None:
 
 def refuse(error: SandboxError) -> Answer:
     """What a request without a result is answered."""
-    wait = [(b"retry-after", b"%d" % math.ceil(error.retry_after_s))] if error.retry_after_s else []
     if isinstance(error, InvalidCall):
         return _message(400, _in_their_words(error.message))
-    if isinstance(error, QueueTimeout | Overloaded):
-        return _message(Overloaded.http_status, error.message, wait)
-    return _message(error.http_status, error.message, wait)
+    is_load = isinstance(error, QueueTimeout | Overloaded)
+    status = Overloaded.http_status if is_load else error.http_status
+    return _message(status, error.message, retry_after(error))
 
 
 def _in_their_words(complaint: str) -> str:

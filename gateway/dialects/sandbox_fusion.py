@@ -15,13 +15,13 @@ is no failure of the request, and the cells behind it run. What is said of each 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
 from gateway.engine import Answer, Door, Engine, EngineRoute, Exchange, Page, make_call, make_file
+from gateway.routes import retry_after
 from sandbox.calls import MIB, Base64File, CallStatus, FileName, Limits, ToolCall, ToolResult
 from sandbox.cells import CellResult, cells_call, read_cells
 from sandbox.errors import InvalidCall, Overloaded, QueueTimeout, SandboxError, Unavailable
@@ -192,11 +192,12 @@ def _files(files: Mapping[str, str | None]) -> dict[str, Base64File]:
 
 def to_response(result: ToolResult) -> RunCodeResponse:
     """What came of a call, in the words of `/run_code`. Raises QueueTimeout."""
-    if result.status is CallStatus.QUEUE_TIMEOUT:
-        _raise(result)
+    error = result.to_error()
+    if isinstance(error, QueueTimeout):
+        raise error
     pod = result.worker or None
-    if result.status is CallStatus.INTERNAL_ERROR:
-        return RunCodeResponse(status="SandboxError", message=str(result.to_error()), executor_pod_name=pod)
+    if error is not None:
+        return RunCodeResponse(status="SandboxError", message=error.message, executor_pod_name=pod)
     return RunCodeResponse(
         status="Success" if result.status is CallStatus.OK else "Failed",
         run_result=to_stage(result),
@@ -227,12 +228,6 @@ def to_cell(cell: CellResult) -> CellRunResult:
         if error is None
         else [{"ename": error.type, "evalue": error.message, "traceback": error.traceback}],
     )
-
-
-def _raise(result: ToolResult) -> NoReturn:
-    error = result.to_error()
-    assert error is not None, "a fault"
-    raise error
 
 
 def to_stage(result: ToolResult) -> CommandRunResult:
@@ -282,5 +277,4 @@ def refuse(error: SandboxError) -> Answer:
         detail = [{"type": "value_error", "loc": place, "msg": rule}]
         return Answer(json.dumps({"detail": detail}).encode(), error.http_status)
     status = QueueTimeout.http_status if isinstance(error, _RETRY) else error.http_status
-    wait = [(b"retry-after", b"%d" % math.ceil(error.retry_after_s))] if error.retry_after_s else []
-    return Answer(json.dumps({"detail": error.message}).encode(), status, wait)
+    return Answer(json.dumps({"detail": error.message}).encode(), status, retry_after(error))

@@ -111,7 +111,7 @@ async def test_a_call(service: Service, called: dict[str, Any], stdin: str) -> N
         "stderr_truncated": False,
         "stdout_tail": "",
         "stderr_tail": "",
-        "stdout_bytes": 0,
+        "stdout_bytes": 1,
         "stderr_bytes": 0,
         "exception": None,
         "usage": USAGE,
