@@ -26,6 +26,7 @@ from gateway.tenants import Tenant, tenant_of
 from sandbox.api_keys import Scope
 from sandbox.calls import Base64File, ToolCall, ToolResult, first_error
 from sandbox.errors import InvalidCall, SandboxError
+from sandbox.grading import Run
 from sandbox.settings import CeilingSettings
 
 #: Of a body that a model reads: what is wrong with each is listed at 1 µs, and 1,000 items of 50 fields have as many.
@@ -121,6 +122,13 @@ class Exchange:
         """Hold a permit for so many calls in all. Raises Overloaded or CallTooLarge."""
         self._permit.widen(calls)
 
+    def hold(self, calls: int) -> int:
+        """Permits for so many calls at a time, or for as many as there can ever be; their number. Raises Overloaded."""
+        most = self.engine.gateway.settings.gateway.max_in_flight
+        held = max(1, min(calls, most, self.tenant.max_in_flight or calls))
+        self.widen(held)
+        return held
+
     async def run(self, call: ToolCall) -> ToolResult:
         """What came of one call, a fault too. Raises the SandboxError of one that is not taken."""
         return await self.engine.run(call, self.tenant)
@@ -163,6 +171,17 @@ def _parsed(text: bytes, model: type[M], most_parts: int) -> M:
         return model.model_validate_json(text)
     except ValidationError as exc:
         raise InvalidCall(first_error(exc)) from exc
+
+
+def at_most(calls: int, run: Run) -> Run:
+    """Runs so many at a time."""
+    places = asyncio.Semaphore(calls)
+
+    async def run_in_turn(call: ToolCall) -> ToolResult:
+        async with places:
+            return await run(call)
+
+    return run_in_turn
 
 
 Handler = Callable[[Exchange], Awaitable[Answer]]

@@ -15,8 +15,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 
-from gateway.engine import MOST_PARTS, Answer, Door, Engine, EngineRoute, Exchange
-from sandbox.calls import ToolCall, ToolResult
+from gateway.engine import MOST_PARTS, Answer, Door, Engine, EngineRoute, Exchange, at_most
 from sandbox.errors import CallTooLarge, SandboxError
 from sandbox.grading import Run
 from sandbox.grading.judge import judge, window_of
@@ -38,7 +37,7 @@ def doors(engine: Engine) -> list[Door]:
 
 async def _judge_one(exchange: Exchange) -> Answer:
     task = exchange.parse(JudgeRequest).root
-    window = _hold(exchange, window_of(task))
+    window = exchange.hold(window_of(task))
     judgement = await judge(task, exchange.run, window)
     if error := judgement.to_error():
         raise error
@@ -48,7 +47,7 @@ async def _judge_one(exchange: Exchange) -> Answer:
 async def _judge_many(exchange: Exchange) -> Answer:
     tasks = _tasks(exchange)
     window = sum(window_of(task) for task in tasks if not isinstance(task, SandboxError))
-    run = _at_most(_hold(exchange, min(window, BATCH_WINDOW)), exchange.run)
+    run = at_most(exchange.hold(min(window, BATCH_WINDOW)), exchange.run)
     judgements = await asyncio.gather(*(_judge_in_place(task, run) for task in tasks))
     return Answer(b'{"results":[%b]}' % b",".join(judgements))
 
@@ -61,26 +60,6 @@ def _tasks(exchange: Exchange) -> Sequence[JudgeTask | SandboxError]:
     if tests > MOST_TESTS:
         raise CallTooLarge(f"items: they have {tests} cases together, and {MOST_TESTS} fit into an answer")
     return tasks
-
-
-def _hold(exchange: Exchange, calls: int) -> int:
-    """Permits for so many calls at a time, or for as many as there can ever be; their number. Raises Overloaded."""
-    settings = exchange.engine.gateway.settings.gateway
-    bounds = (calls, settings.max_in_flight, exchange.tenant.max_in_flight or calls)
-    held = max(1, min(bounds))
-    exchange.widen(held)
-    return held
-
-
-def _at_most(calls: int, run: Run) -> Run:
-    """Runs so many at a time."""
-    places = asyncio.Semaphore(calls)
-
-    async def run_in_turn(call: ToolCall) -> ToolResult:
-        async with places:
-            return await run(call)
-
-    return run_in_turn
 
 
 async def _judge_in_place(task: JudgeTask | SandboxError, run: Run) -> bytes:
