@@ -29,7 +29,7 @@ CODES = {
     "import numpy\nfrom scipy.optimize import minimize": "data",
     "import pandas as pd": "data",
     "import networkx": "data",
-    "from math_verify import parse": "data",
+    "from math_verify import parse": "sympy",
     "import numpyish": "standard",
     "from mynumpy import x": "standard",
     "from . import numpy": "standard",
@@ -208,7 +208,7 @@ print(sys.modules["threading"].active_count())
 def test_nothing_is_imported_twice(fixture: str, request: pytest.FixtureRequest) -> None:
     """What the warm-up uses is there in every child, and no library has started a thread."""
     box: Box = request.getfixturevalue(fixture)
-    assert box.out(_COLD.format(source=box.jail.preload.warm_up)) == "[]\n1\n"
+    assert box.out(_COLD.format(source=box.jail.preload.warm_up), wall_s=60) == "[]\n1\n"
 
 
 #: What the warm-up must not leave behind, as a program sees it, and the same in an interpreter of its own.
