@@ -3,8 +3,10 @@
 Read as text by `math.py`; only `fused_compute_score.py`, in the jail too, imports it. One line of JSON comes on stdin,
 one word goes to stdout.
 
-The texts are what they say they are, so math-verify's search for an answer in a reply is left out: its expressions for
-that cost more than the rest and can take quadratic time. Its alarms are left out too; the jail has a limit that holds.
+It does what `math_verify.parse` and `verify` do, with the same result, for less. The texts are what they say they are,
+so the search for an answer in a reply is left out: its expressions cost more than the rest and can take quadratic time.
+So are the alarms; the jail has a limit that holds. The parser first predicts by the short way of ANTLR (SLL), which
+gives the result of the long one or an error, and then the long one is taken.
 """
 
 from __future__ import annotations
@@ -13,11 +15,15 @@ import json
 import logging
 import os
 import sys
+from typing import Any
 
+from antlr4.atn.PredictionMode import PredictionMode
 from latex2sympy2_extended import NormalizationConfig, normalize_latex
+from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
 from math_verify import verify
-from math_verify.parser import parse_latex_cached
-from sympy import Basic, MatrixBase, nan, zoo
+from math_verify.grader import should_treat_as_complex
+from math_verify.parser import get_last_eq
+from sympy import Basic, Integer, MatrixBase, nan, zoo
 
 #: As math-verify's own, but that the box is off already.
 NORMAL = NormalizationConfig(
@@ -55,13 +61,38 @@ def normal(text: str) -> str:
 
 
 def parsed(text: str) -> Basic | MatrixBase | None:
-    """What it means, if anything."""
+    """What it means, if anything; of a chain of equations that means nothing the last side, as math-verify has it."""
+    parts = dict.fromkeys((text, get_last_eq(text)))
+    tries = ((part, mode) for part in parts for mode in (PredictionMode.SLL, PredictionMode.LL))
+    return next((found for part, mode in tries if (found := read(part, mode)) is not None), None)
+
+
+def read(text: str, mode: Any) -> Basic | MatrixBase | None:
+    """What the parser makes of it in one of its ways."""
     try:
-        return parse_latex_cached(text)
+        return Reader(text, mode).parse(text)
     except RecursionError:
         raise
     except Exception:  # noqa: BLE001 - the parser raises what it likes
         return None
+
+
+class Reader(_Latex2Sympy):  # type: ignore[misc] # which is the jail's
+    """The parser of math-verify, which predicts in one of the two ways."""
+
+    def __init__(self, text: str, mode: Any) -> None:
+        super().__init__(is_real=not should_treat_as_complex(text), convert_degrees=False)
+        self.mode = mode
+
+    def create_parser(self, text: str) -> Any:
+        """For this text."""
+        parser = super().create_parser(text)
+        parser._interp.predictionMode = self.mode
+        return parser
+
+    def parse_number(self, text: str) -> Any:
+        """A whole number at once; sympy would make Python code of it and evaluate that."""
+        return Integer(text) if text.isascii() and text.isdigit() else super().parse_number(text)
 
 
 def are_near(gold: Basic | MatrixBase, answer: Basic | MatrixBase, tolerance: float | None) -> bool:
