@@ -26,7 +26,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from sandbox.calls import CallStatus, Limits, Text, ToolCall, ToolResult, Usage
-from sandbox.errors import SandboxError
+from sandbox.errors import InvalidCall, SandboxError
 from sandbox.grading import Run
 from sandbox.grading.cache import VerdictCache
 from sandbox.grading.extract import MOST_ANSWER, Extracted, How, extract, last_boxed
@@ -44,6 +44,7 @@ Reason = Literal[
     "out_of_memory",
     "grader_failed",
     "fault",
+    "invalid_task",
 ]
 
 #: What comes of each reason.
@@ -59,6 +60,7 @@ _CORRECT: Mapping[Reason, bool | None] = {
     "out_of_memory": None,
     "grader_failed": None,
     "fault": None,
+    "invalid_task": None,
 }
 #: What the program in the jail may say.
 _WORDS: Mapping[str, Reason] = {
@@ -107,7 +109,7 @@ class MathTask(_Frozen):
 
 
 class ErrorWords(_Frozen):
-    """What the service said when it failed."""
+    """An error of the service, as its other routes say it."""
 
     name: str
     message: str
@@ -128,12 +130,15 @@ class MathGrade(_Frozen):
     usage: Usage = Field(
         default_factory=Usage, description="What the comparison consumed; zeros where none ran."
     )
-    error: ErrorWords | None = Field(default=None, description="For a fault: the service's error.")
+    error: ErrorWords | None = Field(
+        default=None, description="Of a fault, and of what is no task: the service's error."
+    )
 
     @classmethod
     def of_error(cls, error: SandboxError) -> MathGrade:
-        """That we failed."""
-        return cls(correct=None, reason="fault", error=ErrorWords.model_validate(error.to_wire()["error"]))
+        """That we failed, or that the task is none."""
+        reason: Reason = "invalid_task" if isinstance(error, InvalidCall) else "fault"
+        return cls(correct=None, reason=reason, error=ErrorWords.model_validate(error.to_wire()["error"]))
 
 
 MathCache = VerdictCache[Reason]
@@ -153,7 +158,7 @@ class Comparison:
         """Names what is compared: a verdict does not depend on the time that it may take."""
         return _digest([self.gold, tidy(self.found.text), self.tolerance])
 
-    def call(self, most_wall_s: float = MOST_S) -> ToolCall:
+    def call(self, most_wall_s: float = MOST_S, deadline_s: float | None = None) -> ToolCall:
         """The call that compares, within so much time by the clock. Equal comparisons have equal ones."""
         asked = {"gold": self.gold, "answer": tidy(self.found.text), "tolerance": self.tolerance}
         limits = Limits(
@@ -162,7 +167,12 @@ class Comparison:
         )
         name = _digest([asked, limits.model_dump(), _program()]).hex()
         return ToolCall(
-            id=f"grade-{name}", code=_program(), stdin=json.dumps(asked), limits=limits, priority="judge"
+            id=f"grade-{name}",
+            code=_program(),
+            stdin=json.dumps(asked),
+            limits=limits,
+            priority="judge",
+            **({} if deadline_s is None else {"deadline_s": deadline_s}),
         )
 
     def grade(self, reason: Reason, usage: Usage | None = None, *, cached: bool = False) -> MathGrade:
@@ -191,10 +201,14 @@ def prepare(task: MathTask, cache: MathCache | None = None) -> MathGrade | Compa
 
 
 async def finish(
-    comparison: Comparison, run: Run, cache: MathCache | None = None, most_wall_s: float = MOST_S
+    comparison: Comparison,
+    run: Run,
+    cache: MathCache | None = None,
+    most_wall_s: float = MOST_S,
+    deadline_s: float | None = None,
 ) -> MathGrade:
     """Run a comparison. Raises the SandboxError of a fault, and of a call that is not taken."""
-    call = comparison.call(most_wall_s)
+    call = comparison.call(most_wall_s, deadline_s)
     result = await run(call)
     if result.status is CallStatus.INTERNAL_ERROR:
         result = await run(call)  # which harms nobody, and was bad luck most of the time

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from sandbox.api_keys import new_key, stanza
 from sandbox.grading.math import Comparison, MathTask, prepare
 
 from .conftest import Serve
 from .test_openapi import validator
 
+KEY, OTHER = new_key(), new_key()
 PLAIN = {"answer": r"so it is \boxed{5}", "gold": "5.0"}
 SYMBOLIC = {"answer": r"\boxed{\sqrt{12}}", "gold": r"2\sqrt{3}"}
 NOTHING = {"wall_s": 0.0, "cpu_s": 0.0, "memory_peak_bytes": 0, "queue_s": 0.0}
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> Path:
+    """Two tenants, of which one may have three calls in flight."""
+    file = tmp_path / "keys.toml"
+    file.write_text(
+        stanza(KEY, "a", ["run"]) + stanza(OTHER, "b", ["run"]) + "[tenants.a]\nmax_in_flight = 3\n"
+    )
+    return file
 
 
 async def test_a_grade_has_these_fields(serve: Serve) -> None:
@@ -47,15 +60,18 @@ async def test_a_grade_has_these_fields(serve: Serve) -> None:
     ],
 )
 async def test_a_wrong_task_is_refused(serve: Serve, wrong: dict[str, Any], message: str) -> None:
-    """With 422 and the field, alone; in a batch in its place."""
+    """With 422 and the field, alone; in a batch it is an unknown grade in its place."""
     http = (await serve(ceilings={"cpu_s": 30})).http
-    error = {"error": {"name": "InvalidCall", "message": message}}
     alone = await http.post("/v1/grade/math", json=wrong)
-    assert (alone.status_code, alone.json()) == (422, error)
+    assert (alone.status_code, alone.json()) == (
+        422,
+        {"error": {"name": "InvalidCall", "message": message}},
+    )
     batch = await http.post("/v1/grade/math/batch", json={"items": [PLAIN, wrong, PLAIN]})
     assert batch.status_code == 200
     first, second, third = batch.json()["results"]
-    assert (first["correct"], second, third["correct"]) == (True, error, True)
+    assert (first["correct"], second["correct"], third["correct"]) == (True, None, True)
+    assert (second["reason"], second["error"]["message"]) == ("invalid_task", message)
     validator("MathBatchAnswer").validate(batch.json())
 
 
@@ -87,6 +103,24 @@ async def test_a_low_ceiling_lowers_the_default(serve: Serve) -> None:
     await service.http.post("/v1/grade/math", json=SYMBOLIC)
     limits = service.worker.seen[0].call.limits
     assert (limits.cpu_s, limits.wall_s) == (2.0, 3.0)
+
+
+async def test_a_batch_may_be_larger_than_its_tenant(serve: Serve, keys_file: Path) -> None:
+    """What a tenant may not have at once waits its turn."""
+    service = await serve(gateway={"keys_file": str(keys_file)})
+    items = [{"answer": rf"\boxed{{x^{{{power}}}}}", "gold": "x"} for power in range(20)]
+    key = {"authorization": f"Bearer {KEY}"}
+    batch = await service.http.post("/v1/grade/math/batch", json={"items": items}, headers=key)
+    assert batch.status_code == 200
+    assert [grade["reason"] for grade in batch.json()["results"]] == ["grader_failed"] * 20
+
+
+async def test_no_tenant_learns_what_another_grades(serve: Serve, keys_file: Path) -> None:
+    """A call of one is not joined by another's, nor is what came of it told."""
+    service = await serve(gateway={"keys_file": str(keys_file)})
+    for key in (KEY, OTHER):
+        await service.http.post("/v1/grade/math", json=SYMBOLIC, headers={"authorization": f"Bearer {key}"})
+    assert len(service.worker.seen) == 2
 
 
 async def test_equal_comparisons_are_run_once(serve: Serve) -> None:
