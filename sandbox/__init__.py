@@ -22,6 +22,8 @@ from sandbox.errors import (
     Unauthorized,
     Unavailable,
 )
+from sandbox.grade import BlockingGrader, Grader
+from sandbox.grading.math import MathGrade, MathTask
 from sandbox.wire import Answer
 
 __all__ = [
@@ -30,15 +32,19 @@ __all__ = [
     "BadToolCall",
     "Base64File",
     "BlockingClient",
+    "BlockingGrader",
     "CallStatus",
     "CallTooLarge",
     "Cancelled",
     "ConfigError",
     "Forbidden",
+    "Grader",
     "InternalError",
     "InvalidCall",
     "JailError",
     "Limits",
+    "MathGrade",
+    "MathTask",
     "NotFound",
     "Overloaded",
     "QueueTimeout",

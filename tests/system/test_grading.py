@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+import sandbox.grading
+from sandbox import Grader, InvalidCall
 
 from .stack import Stack
 
@@ -103,3 +109,50 @@ def test_a_verdict_is_known_the_second_time(the_stack: Stack) -> None:
         True,
     )
     assert first["usage"]["cpu_s"] > second["usage"]["cpu_s"] == 0.0
+
+
+async def test_a_grader_gives_the_same(the_stack: Stack) -> None:
+    """What HTTP answers, from Python: verdicts, what is unknown, and what is no task, each in its place."""
+    pairs = [*RIGHT[:3], *WRONG[:2], ("7", HANGS[0]), ("5", "5")]
+    tasks = [{"gold": gold, "answer": rf"\boxed{{{answer}}}", "timeout_s": 2} for gold, answer in pairs]
+    async with Grader(the_stack.url) as grader:
+        ours = await grader.math([*tasks, {"gold": "5"}])
+    theirs = the_stack.http.post("/v1/grade/math/batch", json={"items": [*tasks, {"gold": "5"}]}).json()[
+        "results"
+    ]
+    told = ("correct", "reason", "extracted", "method", "error")
+    assert [grade.model_dump(mode="json", include=set(told)) for grade in ours] == [
+        {name: grade[name] for name in told} for grade in theirs
+    ]
+    assert (ours[-1].correct, ours[-1].reason) == (None, "invalid_task")
+
+
+async def test_a_grader_judges_programs(the_stack: Stack) -> None:
+    """As `/v1/judge` does; what is no task is an error in its place."""
+    async with Grader(the_stack.url) as grader:
+        good, bad, wrong = await grader.judge(
+            [
+                {"code": "print(int(input()) + 1)", "cases": [{"stdin": "1", "expected": "2"}]},
+                {"code": "print(3)", "cases": [{"stdin": "1", "expected": "2"}]},
+                {"code": "print(3)"},
+            ]
+        )
+    assert not isinstance(good, Exception)
+    assert not isinstance(bad, Exception)
+    assert (good.score, bad.score) == (1.0, 0.0)
+    assert isinstance(wrong, InvalidCall)
+
+
+def test_the_page_s_example_does_what_it_says(the_stack: Stack) -> None:
+    """The block in sandbox/grading/README.md prints what its comments say."""
+    page = Path(sandbox.grading.__file__).with_name("README.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    promised = [line.split("  # ")[1] for line in code.splitlines() if "  # " in line]
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("http://127.0.0.1:8000", the_stack.url)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout.splitlines(), done.stderr) == (promised, "")
