@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from tests.pages import ROOT, run_example
+from tests.pages import PAGES, ROOT, run_example
 from tests.system.stack import stack
 
 T = TypeVar("T")
@@ -48,6 +48,7 @@ class Group:
 
 GROUPS = (
     Group("light", ("gymnasium", "langchain", "skyrl")),
+    Group("trl", ("trl", "openenv"), first=("torch==2.13.0",)),
     Group("verifiers", ("verifiers",)),
     Group("verl", ("verl",), also=("torch==2.13.0", "verl[verl-core]")),  # the agent loop is in its core
 )
@@ -94,7 +95,8 @@ def _run(group: Group, url: str) -> bool:
 
 
 def _shows(group: Group, adapter: str, url: str) -> bool:
-    shown = run_example(ROOT / "sandbox" / "integrations" / f"{adapter}.md", url, group.python)
+    [page] = [page for page in PAGES if page.stem == adapter]
+    shown = run_example(page, url, group.python)
     is_right = shown.exit_code == 0 and shown.printed == shown.promised
     if not is_right:
         print(f"{adapter}.md: the example printed {shown.printed}\n{shown.stderr}", file=sys.stderr)
