@@ -84,7 +84,14 @@ def _install(group: Group) -> None:
 def _run(group: Group, url: str) -> bool:
     tests = [f"tests/integrations/test_{adapter}.py" for adapter in group.adapters]
     # Only the settings of this project's own tests: theirs is another environment, and other people's warnings.
-    options = ["--confcutdir=tests/integrations", "-o", "filterwarnings=", "-p", "no:cacheprovider"]
+    options = [
+        "--confcutdir=tests/integrations",
+        "-o",
+        "filterwarnings=",
+        "-p",
+        "no:cacheprovider",
+        "--timeout=300",
+    ]
     done = subprocess.run(
         [group.python, "-m", "pytest", "--quiet", *options, *tests],
         cwd=ROOT,
