@@ -48,7 +48,7 @@ class Group:
 
 GROUPS = (
     Group("light", ("gymnasium", "langchain", "skyrl")),
-    Group("trl", ("trl", "openenv"), first=("torch==2.13.0",)),
+    Group("trl", ("trl", "openenv"), also=("torch==2.13.0",)),
     Group("verifiers", ("verifiers",)),
     Group("verl", ("verl",), also=("torch==2.13.0", "verl[verl-core]")),  # the agent loop is in its core
 )
