@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import uvloop
 
 from sandbox.calls import Base64File, Limits, Network, ToolCall, ToolResult
 from sandbox.jail import PRELOADS, Host, Jail, Slots, prepare
-from sandbox.settings import JailSettings
+from sandbox.jail.host import process_lack
+from sandbox.settings import JailSettings, Level
 
 T = TypeVar("T")
 
@@ -45,6 +48,15 @@ def program(
         random_seed=random_seed,
         limits=Limits(**{"wall_s": WALL_S, **limits}),
     )
+
+
+def settings_at(level: Level) -> JailSettings:
+    """What a jail of this level needs; skips the test where the host does not give the level process."""
+    settings = JailSettings(level=level)
+    is_root = os.geteuid() == 0
+    if level == "process" and (lack := process_lack(settings.runtime / "root", is_root=is_root)):
+        pytest.skip(f"not at this level: {lack[0]}")
+    return settings
 
 
 class Box:

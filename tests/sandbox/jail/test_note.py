@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from sandbox.calls import ProgramException
 from sandbox.jail.note import blank, read_note
 
-from .box import Box
+from .box import Box, settings_at
 
 GROUP = """\
 import asyncio
@@ -166,6 +167,16 @@ def test_where_there_is_none(box: Box, name: str) -> None:
     code, status = SILENT[name]
     result = box.run(code, wall_s=0.5)
     assert (result.status, result.exception) == (status, None)
+
+
+def test_at_level_process() -> None:
+    """Where there are no namespaces, and the program's file lies elsewhere, it is told just so."""
+    with closing(Box(settings=settings_at("process"))) as box:
+        for name in ("nested", "syntax", "a hook that exits"):
+            code, (kind, message, line, source) = RAISED[name]
+            told = ProgramException(type=kind, message=message, line=line, source=source)
+            assert box.run(code).exception == told
+        assert box.run("raise SystemExit(3)").exception is None
 
 
 def test_it_is_bounded(box: Box) -> None:

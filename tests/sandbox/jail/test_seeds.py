@@ -7,9 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from sandbox.settings import JailSettings
-
-from .box import Box
+from .box import Box, settings_at
 
 DRAW = "import random\nprint(random.random(), random.sample(range(10**6), 3), random.choice('abc'))\n"
 DRAW_NUMPY = (
@@ -30,7 +28,7 @@ SPAWNED = "import subprocess, sys\nprint(subprocess.run([sys.executable, 'look.p
 @pytest.fixture(scope="module", params=["namespaces", "process"])
 def seeded(request: pytest.FixtureRequest) -> Iterator[tuple[Box, Box]]:
     """Two jails whose interpreters hash text in one way."""
-    settings = JailSettings(level=request.param)
+    settings = settings_at(request.param)
     with (
         closing(Box(settings=settings, hash_seed=0)) as one,
         closing(Box(settings=settings, hash_seed=0)) as two,
