@@ -153,6 +153,11 @@ class ToolCall(_Frozen):
         max_length=256,
         description="Files that lie in the working directory at the start.",
     )
+    fetch_files: list[FileName] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Files that are wanted of a program that comes to its end by itself.",
+    )
     limits: Limits = Field(default_factory=Limits)
     deadline_s: float = Field(
         default=60.0,
@@ -238,6 +243,11 @@ class ToolResult(_Frozen):
     stderr_bytes: int = Field(default=0, ge=0)
     exception: ProgramException | None = Field(
         default=None, description="What ended a Python program with `error`: the program's own word."
+    )
+    files: dict[str, Base64File | None] = Field(
+        default_factory=dict,
+        description="Those of `fetch_files` that are there, in the program's own word; null for one that is beyond "
+        "1 MiB together with those before it.",
     )
     usage: Usage = Field(default_factory=Usage)
     worker: str = Field(default="", description="The worker that ran the call.")

@@ -44,11 +44,15 @@ class CallFields(TypedDict, total=False):
     id: str
     stdin: str
     files: dict[str, str | Base64File]
+    fetch_files: list[str]
     limits: Limits
     deadline_s: float
     priority: Literal["tool", "judge"]
     network: Network
     echo_last_value: bool
+    keep_bytes: int | None
+    hash_seed: Literal[0] | None
+    random_seed: int | None
 
 
 class ClientOptions(TypedDict, total=False):

@@ -77,7 +77,6 @@ enum { STDIN, STDOUT, STDERR, PAYLOAD, NOTE, FIRST_CGROUP, MAX_FDS = 14 };
 enum { FOLDER = 5 }; /* in the child, while its walls go up */
 enum { MAX_CALLS = 4096 };
 enum { CALL_FAILED = 70 };
-enum { NOTE_BYTES = 8192 };
 enum { NAMESPACE_POOL = 8, NAMESPACE_PACE_MS = 5 };
 #define KEEP_UID UINT64_MAX
 #define SHM_OPTIONS "size=33554432,nr_inodes=64"
@@ -226,13 +225,19 @@ static const char *enter_bounds(const struct setup *setup, int init_fd, const in
 	return NULL;
 }
 
-/* Where a program's exception is put down for the worker (note.py): memory that the two share, since no descriptor stays.
- * The worker has sealed its size, so that it cannot be taken from under us. */
+/* Where a program's exception, and files of its that are wanted, are put down for the worker (note.py): memory that the
+ * two share, since no descriptor stays. The worker has sealed its size, so that it cannot be taken from under us. */
 static char *note;
+static size_t note_bytes;
 
 static int map_note(int fd)
 {
-	note = mmap(NULL, NOTE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	struct stat about;
+
+	if (fstat(fd, &about) != 0)
+		return -1;
+	note_bytes = (size_t)about.st_size;
+	note = mmap(NULL, note_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	return note == MAP_FAILED ? -1 : 0;
 }
 
@@ -895,11 +900,11 @@ int fork_confine(const struct setup *setup)
 	return 0;
 }
 
-/* Puts down a record in the child; what is too large is not. */
-void fork_note(const void *record, size_t size)
+/* Puts down a record in the child; what has no room is not. */
+void fork_note(size_t at, const void *record, size_t size)
 {
-	if (size <= NOTE_BYTES)
-		memcpy(note, record, size);
+	if (at <= note_bytes && size <= note_bytes - at)
+		memcpy(note + at, record, size);
 }
 
 /* Makes huge pages of the warm heap, once. A fork then copies one entry for 2 MiB instead of 512, and a write in the

@@ -33,6 +33,7 @@ import random
 import resource
 import signal
 import socket
+import stat
 import struct
 import sys
 import tempfile
@@ -51,6 +52,10 @@ STREAMS = (sys.stdout, sys.stderr)  # whatever a program puts in their place
 IN_CHILD = 1
 #: Characters kept of an exception's type, of its message, and of the line that it came by.
 NOTED = (200, 1000, 500)
+#: What is kept for that, and behind it for the files that are wanted of a program, beside a mark for each.
+NOTE_BYTES = 8192
+FETCHED_BYTES = 1 << 20
+NOT_THERE, TOO_LARGE = 0, -1
 FUTURE_FLAGS = functools.reduce(
     operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 )
@@ -152,7 +157,7 @@ def main() -> None:
     if threading.active_count() != 1:
         raise RuntimeError("a preloaded module started a thread; forking would be unsafe")
     leave_note = fork.fork_note
-    leave_note.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+    leave_note.argtypes = (ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
     freeze(heap)
     outcome = fork.fork_serve(ctypes.byref(setup))
     if outcome == IN_CHILD:
@@ -223,7 +228,7 @@ def lock_devices() -> None:
 # ---- the child ----
 
 
-def run_program(leave_note: Callable[[bytes, int], object]) -> None:
+def run_program(leave_note: Callable[[int, bytes, int], object]) -> None:
     """Run the call in this process as `python main.py` would, and exit as it would. Never returns."""
     status, program = 1, os.getpid()
     try:
@@ -232,14 +237,18 @@ def run_program(leave_note: Callable[[bytes, int], object]) -> None:
             settle(folder)
             os.environ["TMPDIR"] = tempfile.tempdir = folder
         main_module = sys.modules["__main__"] = fresh_main()
-        failure, code = attempt(main_module.__dict__)
+        wanted: list[str] = []
+        failure, code = attempt(main_module.__dict__, wanted)
         if failure is not None and os.getpid() == program:  # and no fork of it
             with contextlib.suppress(BaseException):  # parts of it are the program's own, and do anything
                 record = noted(failure, code)
-                leave_note(record, len(record))
+                leave_note(0, record, len(record))
         status, was_interrupted = conclude(failure)
         del failure  # whose traceback holds what `finish` is to let go
         status = finish(status, main_module.__dict__)
+        if wanted and os.getpid() == program:
+            with contextlib.suppress(BaseException):  # the same
+                leave_files(wanted, leave_note)
         if was_interrupted:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
@@ -259,11 +268,14 @@ def fresh_main() -> types.ModuleType:
     return module
 
 
-def attempt(namespace: dict[str, object]) -> tuple[BaseException | None, str]:
-    """Read the payload and run it; what it raised is its outcome, and comes with its code."""
+def attempt(namespace: dict[str, object], wanted: list[str]) -> tuple[BaseException | None, str]:
+    """Read the payload and run it; what it raised is its outcome, and comes with its code.
+
+    The names of the files that are wanted of it are added to `wanted`.
+    """
     code = ""
     try:
-        code, files, echo, seed = read_payload()
+        code, files, echo, seed = read_payload(wanted)
         fresh_randomness(seed)
         write_files(code, files)
         del files
@@ -273,13 +285,13 @@ def attempt(namespace: dict[str, object]) -> tuple[BaseException | None, str]:
     return None, code
 
 
-def read_payload() -> tuple[str, list[tuple[str, bytes]], bool, int | None]:
-    """Code, files, the echo flag and the seed, in the form that `streams.py` packs."""
+def read_payload(wanted: list[str]) -> tuple[str, list[tuple[str, bytes]], bool, int | None]:
+    """Code, files, the echo flag and the seed, in the form that `streams.py` packs. Adds to the files wanted."""
     size = os.fstat(PAYLOAD).st_size
     data = memoryview(os.pread(PAYLOAD, size, 0))
     os.close(PAYLOAD)
-    echo, seed, code_length, count = struct.unpack_from("=IqII", data)
-    offset = struct.calcsize("=IqII")
+    echo, seed, code_length, count, wanted_length = struct.unpack_from("=IqIII", data)
+    offset = struct.calcsize("=IqIII")
     code = str(data[offset : offset + code_length], "utf-8")
     offset += code_length
     files = []
@@ -290,6 +302,8 @@ def read_payload() -> tuple[str, list[tuple[str, bytes]], bool, int | None]:
         offset += name_length
         files.append((name, bytes(data[offset : offset + length])))
         offset += length
+    if wanted_length:
+        wanted += str(data[offset : offset + wanted_length], "utf-8").split("\0")
     return code.removeprefix("\ufeff"), files, bool(echo), None if seed < 0 else seed
 
 
@@ -449,6 +463,34 @@ def noted(failure: BaseException, code: str) -> bytes:
     told = zip((name, message, lines[line - 1].rstrip()), NOTED, strict=True)
     texts = [text[:most].encode("utf-8", "replace") for text, most in told]
     return struct.pack("=I3H", line, *map(len, texts)) + b"".join(texts)
+
+
+def leave_files(names: list[str], leave_note: Callable[[int, bytes, int], object]) -> None:
+    """Give the worker these files, in the form that `note.py` reads, as long as there is room for them."""
+    at, room = NOTE_BYTES, FETCHED_BYTES
+    for name in names:
+        content, left = read_file(os.path.join(os.path.dirname(MAIN), name), room), b""
+        mark = NOT_THERE
+        if content is not None:
+            mark, left = (1 + len(content), content) if len(content) <= room else (TOO_LARGE, b"")
+        record = struct.pack("=i", mark) + left
+        leave_note(at, record, len(record))
+        at += len(record)
+        room -= len(left)
+
+
+def read_file(path: str, most: int) -> bytes | None:
+    """One byte more than `most` at most; None where there is no regular file that opens."""
+    try:
+        # A pipe would let us wait for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return None
+    with open(descriptor, "rb") as file:
+        return file.read(most + 1)
 
 
 def line_of(failure: BaseException) -> int:

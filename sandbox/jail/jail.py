@@ -39,7 +39,7 @@ from sandbox.calls import MIB, CallStatus, Network, ToolCall, ToolResult, Usage
 from sandbox.errors import JailError
 from sandbox.jail.cgroups import GroupUsage
 from sandbox.jail.host import Host, Slot
-from sandbox.jail.note import blank, read_note
+from sandbox.jail.note import blank, read_files, read_note
 from sandbox.jail.policy import DEVICES, SYSTEM, hashing, nsjail_argv, plain_command
 from sandbox.jail.preload import Preload
 from sandbox.jail.scratch import Scratch
@@ -312,7 +312,7 @@ class Jail:
             # call to call, and those of /dev/null, opened out here, are the host's.
             theirs.append(sealed("stdin", call.stdin.encode()))
             theirs.append(sealed("payload", pack_payload(call)))
-            ours.append(blank())
+            ours.append(blank(len(call.fetch_files)))
             if slot.scratch is not None:
                 theirs.append(slot.scratch.begin())
             for fd in ours[:2]:
@@ -685,6 +685,7 @@ def verdict(run: _Run, reply: _Reply, usage: GroupUsage) -> ToolResult:
     if reply.kind == _FAILED:  # killed for its memory while its walls went up
         code = -signal.SIGKILL
     stdout, stderr = run.outputs
+    ended_by_itself = status in {CallStatus.OK, CallStatus.ERROR}
     return ToolResult(
         id=run.call.id,
         status=status,
@@ -697,6 +698,7 @@ def verdict(run: _Run, reply: _Reply, usage: GroupUsage) -> ToolResult:
         stdout_tail=stdout.tail(),
         stderr_tail=stderr.tail(),
         exception=read_note(run.note, run.call.code) if status is CallStatus.ERROR else None,
+        files=read_files(run.note, run.call.fetch_files) if ended_by_itself and run.call.fetch_files else {},
         stdout_bytes=stdout.written,
         stderr_bytes=stderr.written,
         usage=Usage(wall_s=reply.wall_us / 1e6, cpu_s=cpu_s, memory_peak_bytes=usage.memory_peak_bytes),

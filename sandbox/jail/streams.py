@@ -99,11 +99,15 @@ def pack_payload(call: ToolCall) -> bytes:
     """Code and files in the form that `forkserver.read_payload` reads."""
     code = call.code.encode()
     seed = -1 if call.random_seed is None else call.random_seed
-    parts = [struct.pack("=IqII", call.echo_last_value, seed, len(code), len(call.files)), code]
+    wanted = "\0".join(call.fetch_files).encode()
+    parts = [
+        struct.pack("=IqIII", call.echo_last_value, seed, len(code), len(call.files), len(wanted)),
+        code,
+    ]
     for name, content in call.files.items():
         raw = content.base64 if isinstance(content, Base64File) else content.encode()
         parts += [struct.pack("=II", len(name.encode()), len(raw)), name.encode(), raw]
-    return b"".join(parts)
+    return b"".join([*parts, wanted])
 
 
 def sealed(name: str, content: bytes) -> int:

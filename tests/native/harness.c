@@ -355,7 +355,7 @@ static int send_run(const struct request *request, char program, size_t n_fds, c
 {
 	int fds[MAX_FDS + 8], payload[2], out[2], note_fd = memfd_create("note", MFD_CLOEXEC);
 
-	CHECK(note_fd >= 0 && ftruncate(note_fd, NOTE_BYTES) == 0);
+	CHECK(note_fd >= 0 && ftruncate(note_fd, 8192) == 0);
 
 	CHECK(pipe2(payload, O_CLOEXEC) == 0);
 	CHECK(write(payload[1], &program, 1) == 1);

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ def program(
     echo: bool = False,
     keep_bytes: int | None = None,
     random_seed: int | None = None,
+    fetch_files: Sequence[str] = (),
     **limits: Any,
 ) -> ToolCall:
     """A call; keywords that are not named here are limits."""
@@ -46,6 +47,7 @@ def program(
         echo_last_value=echo,
         keep_bytes=keep_bytes,
         random_seed=random_seed,
+        fetch_files=list(fetch_files),
         limits=Limits(**{"wall_s": WALL_S, **limits}),
     )
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.calls import ProgramException
-from sandbox.jail.note import blank, read_note
+from sandbox.jail.note import FETCHED_BYTES, blank, read_files, read_note
 
 from .box import Box, settings_at
 
@@ -242,5 +242,65 @@ def test_a_note_has_one_size() -> None:
         for size in (0, NOTE_BYTES - 1, NOTE_BYTES + 1, 1 << 30):
             with pytest.raises(PermissionError):
                 os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+
+
+#: A program, and what comes of the files `a`, `b/c` and `d`: their size, None for no room, and nothing where they are not.
+FETCHED: dict[str, tuple[str, dict[str, int | None]]] = {
+    "all": ("import os\nos.mkdir('b')\nfor n in ('a', 'b/c', 'd'): open(n, 'w').write(n)", {"a": 1, "b/c": 3, "d": 1}),
+    "none": ("print(1)", {}),
+    "an empty one": ("open('d', 'w')", {"d": 0}),
+    "after an exception": ("open('a', 'w').write('x')\n1 / 0", {"a": 1}),
+    "after sys.exit": ("import sys\nopen('a', 'w').write('x')\nsys.exit(3)", {"a": 1}),
+    "written at exit": ("import atexit\natexit.register(lambda: open('a', 'w').write('x'))", {"a": 1}),
+    "from another folder": ("import os\nopen('a', 'w').write('x')\nos.mkdir('e')\nos.chdir('e')", {"a": 1}),
+    "one without room": ("open('a', 'wb').write(bytes((1 << 20) + 1))\nopen('d', 'w').write('x')", {"a": None, "d": 1}),
+    "as many as there is room for": (
+        "import os\nos.mkdir('b')\nfor n in ('a', 'b/c', 'd'): open(n, 'wb').write(bytes(1 << 19))",
+        {"a": 1 << 19, "b/c": 1 << 19, "d": None},
+    ),
+    "no files": ("import os, socket\nos.mkdir('a')\nos.mkfifo('d')\nos.mkdir('b')\nos.symlink('/dev/zero', 'b/c')", {}),
+    "after a bare end": ("import os\nopen('a', 'w').write('x')\nos._exit(0)", {}),
+    "with no descriptor left": ("import os\nopen('a', 'w').write('x')\nheld = []\ntry:\n    while True: held.append(os.dup(1))\nexcept OSError: pass", {}),
+    "with other functions": ("import os\nopen('a', 'w').write('x')\nos.open = None", {}),
+    "of a fork": ("import os\nif os.fork() == 0: open('a', 'w').write('x')\nelse: os.wait()", {"a": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FETCHED)
+def test_files_that_are_wanted(box: Box, name: str) -> None:
+    """Regular files that a program has left come back as they are, as long as there is room for them."""
+    code, expected = FETCHED[name]
+    result = box.run(code, fetch_files=["a", "b/c", "d"])
+    assert result.status in {"ok", "error"}, result
+    found = {name: None if file is None else len(file.base64) for name, file in result.files.items()}
+    assert found == expected
+
+
+def test_the_bytes_of_a_file_survive_the_wire(box: Box) -> None:
+    """Whatever is in a file, its caller gets."""
+    result = box.run("open('a', 'wb').write(bytes(range(256)))", fetch_files=["a"])
+    again = type(result).model_validate_json(result.model_dump_json())
+    assert again == result
+    file = again.files["a"]
+    assert file is not None
+    assert file.base64 == bytes(range(256))
+
+
+def test_no_files_of_a_program_that_was_ended(box: Box) -> None:
+    """Who did not come to an end has left nothing."""
+    result = box.run("open('a', 'w').write('x')\nwhile True: pass", fetch_files=["a"], wall_s=0.3)
+    assert (result.status, result.files) == ("timeout", {})
+
+
+@given(st.binary(max_size=200), st.integers(1, 5))
+def test_files_of_nonsense(content: bytes, count: int) -> None:
+    """Of whatever lies there, no more is taken than there is room for."""
+    fd = blank(count)
+    try:
+        os.pwrite(fd, content, 8192)
+        files = read_files(fd, [str(n) for n in range(count)])
+        assert sum(len(file.base64) for file in files.values() if file) <= FETCHED_BYTES + 4 * count
     finally:
         os.close(fd)
