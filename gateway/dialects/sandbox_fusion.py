@@ -15,6 +15,7 @@ is no failure of the request, and the cells behind it run. What is said of each 
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
@@ -31,7 +32,6 @@ from sandbox.settings import CeilingSettings
 QUEUE_S = 8.0
 #: Files whose names have this are in requests for the original's own sake, and it leaves them out.
 _IGNORED = "IGNORE_THIS_FILE"
-_NO_FILES = "this service returns no files: print what you want to have, and leave fetch_files empty"
 _RETRY = (Overloaded, Unavailable, QueueTimeout)
 
 #: What the original runs besides Python.
@@ -53,7 +53,7 @@ class RunCodeRequest(BaseModel):
     run_timeout: Seconds = 10.0
     memory_limit_MB: int = -1  # noqa: N815 - its name there
     files: dict[FileName, str | None] = {}
-    fetch_files: list[str] = []
+    fetch_files: list[FileName] = Field(default=[], max_length=64)
 
 
 class RunJupyterRequest(BaseModel):
@@ -65,7 +65,7 @@ class RunJupyterRequest(BaseModel):
     memory_limit_MB: int = -1  # noqa: N815 - its name there
     kernel: Literal["python3"] = "python3"
     files: dict[FileName, str | None] = {}
-    fetch_files: list[str] = []
+    fetch_files: list[FileName] = Field(default=[], max_length=64)
 
 
 class CommandRunResult(BaseModel):
@@ -124,8 +124,6 @@ async def run_code(exchange: Exchange) -> Answer:
     if request.language != "python":
         missing = f"this service runs python, and not {request.language}"
         return _answer(RunCodeResponse(status="SandboxError", message=missing))
-    if request.fetch_files:
-        return _answer(RunCodeResponse(status="SandboxError", message=_NO_FILES))
     result = await exchange.run(to_call(request, exchange.engine))
     return _answer(to_response(result))
 
@@ -133,14 +131,13 @@ async def run_code(exchange: Exchange) -> Answer:
 async def run_jupyter(exchange: Exchange) -> Answer:
     """Run the cells of a notebook."""
     request = exchange.parse(RunJupyterRequest)
-    if request.fetch_files:
-        return _answer(RunJupyterResponse(status="SandboxError", message=_NO_FILES))
     ceilings = exchange.engine.ceilings
     call = cells_call(
         request.cells,
         cell_s=request.cell_timeout or None,
         stop_on_error=False,
         files={**_files(request.files)},
+        fetch_files=request.fetch_files,
         limits=to_limits(ceilings, "total_timeout", request.total_timeout, request.memory_limit_MB),
         deadline_s=min(request.total_timeout + QUEUE_S, ceilings.deadline_s),
     )
@@ -156,6 +153,7 @@ def to_call(request: RunCodeRequest, engine: Engine) -> ToolCall:
         code=request.code,
         stdin=request.stdin or "",
         files=_files(request.files),
+        fetch_files=request.fetch_files,
         limits=limits,
         deadline_s=min(due_s, ceilings.deadline_s),
     )
@@ -200,9 +198,16 @@ def to_response(result: ToolResult) -> RunCodeResponse:
         return RunCodeResponse(status="SandboxError", message=error.message, executor_pod_name=pod)
     return RunCodeResponse(
         status="Success" if result.status is CallStatus.OK else "Failed",
+        message=_left_out(result),
         run_result=to_stage(result),
         executor_pod_name=pod,
+        files={name: b64encode(file.base64).decode() for name, file in result.files.items() if file},
     )
+
+
+def _left_out(result: ToolResult) -> str:
+    names = [name for name, file in result.files.items() if file is None]
+    return f"too large to be returned: {', '.join(names)}" if names else ""
 
 
 def to_notebook(cells: Sequence[str], result: ToolResult) -> RunJupyterResponse:
@@ -214,7 +219,14 @@ def to_notebook(cells: Sequence[str], result: ToolResult) -> RunJupyterResponse:
     found = [to_cell(cell) for cell in read_cells(cells, result) if cell.status != "not_run"]
     # The streams are the cells'; what is left for the driver is why it was ended.
     driver = ran.run_result.model_copy(update={"stdout": "", "stderr": _reason(result)})
-    return RunJupyterResponse(status=ran.status, driver=driver, cells=found, executor_pod_name=pod)
+    return RunJupyterResponse(
+        status=ran.status,
+        message=ran.message,
+        driver=driver,
+        cells=found,
+        executor_pod_name=pod,
+        files=ran.files,
+    )
 
 
 def to_cell(cell: CellResult) -> CellRunResult:

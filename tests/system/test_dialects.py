@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from typing import Any
 
 import pytest
@@ -263,6 +264,16 @@ def test_files(fusion: Any, piston: Any) -> None:
         {"name": "c.txt", "content": "text"},
     ]
     assert piston("", files=files)["stdout"] == "b'\\xff\\x00' text\n"
+
+
+def test_files_that_are_fetched(the_stack: Stack) -> None:
+    """What a program, or a cell, has left comes back as base64; what had no room is named, what is not there is not."""
+    code = "open('out.bin', 'wb').write(bytes(range(256)))\nopen('huge', 'wb').write(bytes(1 << 21))"
+    wanted = ["out.bin", "huge", "none"]
+    expected = ("too large to be returned: huge", {"out.bin": b64encode(bytes(range(256))).decode()})
+    for path, program in [("/run_code", {"code": code}), ("/run_jupyter", {"cells": [code]})]:
+        answer = post(the_stack, path, program | {"fetch_files": wanted})
+        assert (answer["status"], answer["message"], answer["files"]) == ("Success", *expected)
 
 
 def test_piston_s_version_is_that_of_the_program(the_stack: Stack) -> None:
