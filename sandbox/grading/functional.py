@@ -14,7 +14,7 @@ from sandbox.calls import CallStatus, Limits, ToolCall, ToolResult
 from sandbox.grading.task import SUBMISSION, FunctionTask, Verdict
 
 #: The guard is for processes that a submission spawns: they import the main module again.
-_PROGRAM = "import roc_harness\nif __name__ == '__main__':\n    roc_harness.main()\n"
+_PROGRAM = "if __name__ == '__main__':\n    import roc_harness\n    roc_harness.main()\n"
 _TESTS = {"setup", "tests", "names", "tolerance", "test_wall_s", "stop_early"}
 #: The jail that holds these warm is chosen by the program's own imports, and the program is ours.
 _WARM = re.compile(r"\b(?:numpy|sympy|mpmath|scipy|pandas|networkx)\b")

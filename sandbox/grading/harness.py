@@ -628,15 +628,21 @@ class Tests:
     def __init__(self, task: dict[str, Any], link: Link) -> None:
         self._task = task
         self._link = link
+        #: Why tests were not accepted. They can quote what is expected, so the submission's end comes first.
+        self.notes = ""
         texts = [text for text in (task["setup"], *task["tests"]) if isinstance(text, str)]
         self._names = Names(link, task["names"], {name for text in texts for name in modules_of(text)})
 
-    def run(self) -> None:
-        """Write a letter for each."""
-        before = self._letter(-1, self._set_up)
+    def run(self, verdicts: int) -> None:
+        """Write a letter for each to this descriptor."""
+        before = self._letter("setup", self._set_up)
         for number, test in enumerate(self._task["tests"]):
-            letter = before if before != "A" else self._letter(number, functools.partial(self._try, test))
-            os.write(1, letter.encode())
+            letter = (
+                before
+                if before != "A"
+                else self._letter(f"test {number}", functools.partial(self._try, test))
+            )
+            os.write(verdicts, letter.encode())
             if letter != "A" and self._task["stop_early"]:
                 return
 
@@ -644,17 +650,12 @@ class Tests:
         self._link.answer()  # that the submission is loaded
         self._exec(self._task["setup"])
 
-    def _letter(self, number: int, test: Callable[[], object]) -> str:
+    def _letter(self, name: str, test: Callable[[], object]) -> str:
         self._link.until = time.monotonic() + (self._task["test_wall_s"] or math.inf)
         letter, note = _outcome(test, self._link)
         letter = self._link.over or letter
         if letter != "A":
-            os.write(
-                2,
-                f"{'setup' if number < 0 else f'test {number}'}: {note or letter}\n".encode(
-                    "utf-8", "replace"
-                ),
-            )
+            self.notes += f"{name}: {note or letter}\n"
         return letter
 
     def _try(self, test: str | dict[str, Any]) -> None:
@@ -744,7 +745,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     del sys.path[0]
     sys.set_int_max_str_digits(0)
+    verdicts = os.dup(1)
+    os.dup2(2, 1)  # a test may print
     link = Link(pid, ours)
-    Tests(json.load(sys.stdin), link).run()
+    tests = Tests(json.load(sys.stdin), link)
+    tests.run(verdicts)
     link.end("R")
+    os.waitpid(pid, 0)
+    print(tests.notes, end="", file=sys.stderr, flush=True)
     os._exit(0)

@@ -76,6 +76,8 @@ ACCEPTED: list[tuple[str, str, list[Any], dict[str, Any]]] = [
     ("names of the tests' own", "def f(): return 1", ["x = f()", "def g(): return x + f()", "assert g() == 2", "assert [x for _ in 'ab'] == [1, 1]"], {}),
     ("the submission is no script", "if __name__ == '__main__': raise SystemExit\ndef f(): return __name__", ["assert f() == 'submission'"], {}),
     ("files of the task", "import more\ndef f(): return more.x + open('data').read()", ["assert f() == '12'"], {"files": {"more.py": "x = '1'", "data": "2"}}),
+    ("processes of its own", "import multiprocessing as m\ndef g(x): return x * x\ndef f(how):\n    with m.get_context(how).Pool(2) as pool: return pool.map(g, [1, 2])", ["assert f('fork') == [1, 4]", "assert f('spawn') == [1, 4]"], {}),
+    ("a test that prints", "def f(): return 1", ["print('W', flush=True)\nassert f() == 1", "import os\nos.write(1, b'W')"], {}),
     ("generators", "def f():\n    yield 1\n    yield 2", ["assert list(f()) == [1, 2]", "assert next(f()) == 1", "assert 2 in f()", "assert sum(f()) == 3"], {}),
     ("objects", NODE, [
         "a = Node(1, Node(2))\nassert (a.value, a.next.value, a.next.next, last(a)) == (1, 2, None, 2)",
