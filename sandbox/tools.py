@@ -169,8 +169,8 @@ def _reason(result: ToolResult) -> str:
             return f"the program failed with exit code {result.exit_code}"
 
 
-def _kept_bytes(result: ToolResult) -> int:
-    """Of the stream that was too long, what the program was let write."""
+def _written_bytes(result: ToolResult) -> int:
+    """To the stream that was too long."""
     stdout = max(result.stdout_bytes, len(result.stdout.encode()) + len(result.stdout_tail.encode()))
     stderr = max(result.stderr_bytes, len(result.stderr.encode()) + len(result.stderr_tail.encode()))
     return stdout if result.stdout_truncated else stderr

@@ -151,7 +151,7 @@ def _result(status: CallStatus = CallStatus.OK, **fields: Any) -> ToolResult:
 _NOTE = "note: nothing was printed; print() what you want to see"
 _TOO_LONG = "reason: timeout: the program was stopped after 1.2 s, of which it computed 0.5 s"
 _TOO_LARGE = "reason: memory limit: the program took too much memory and was stopped at 512 MiB"
-_TOO_MUCH = "reason: output limit: the program printed more than 4 bytes and was stopped"
+_TOO_MUCH = "reason: output limit: the program was stopped after it had printed 4 bytes"
 
 
 @pytest.mark.parametrize(

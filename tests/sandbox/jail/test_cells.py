@@ -215,6 +215,8 @@ def test_the_cell_is_the_program(box: Box, earlier: list[str]) -> None:
         'Traceback (most recent call last):\n  File "/tmp/main.py", line 5, in <module>\n'
         "    int('x')\n    ~~~^^^^^\nValueError: invalid literal for int() with base 10: 'x'\n"
     )
+    assert result.exception is not None
+    assert (result.exception.type, result.exception.line) == ("ValueError", 5)
     assert run(box, replay_call(earlier, "raise SystemExit(3)", limits=LIMITS)).exit_code == 3
     assert run(box, replay_call(earlier, "f(", limits=LIMITS)).stderr.startswith(
         '  File "/tmp/main.py", line 1\n'
