@@ -161,7 +161,7 @@ def _reason(result: ToolResult) -> str:
             return f"memory limit: the program took too much memory and was stopped{at_peak}"
         case CallStatus.OUTPUT_LIMIT:
             return (
-                f"output limit: the program printed more than {_kept_bytes(result):,} bytes and was stopped"
+                f"output limit: the program was stopped after it had printed {_written_bytes(result):,} bytes"
             )
         case CallStatus.SIGNALED:
             return f"the program was ended by signal {_signal_name(result.signal or 0)}"
