@@ -57,7 +57,7 @@ def main() -> int:
         settings = load_settings()
         set_up(settings.log, "gateway")
         use_all_descriptors()
-        addresses = settings.gateway.addresses
+        addresses = [(settings.gateway.host, settings.gateway.port), *settings.gateway.also]
         listeners = [_inherit(fd) for fd in fds] if fds else [_listen(*address) for address in addresses]
         for listener in listeners:
             refuse_open_door(listener, settings.gateway)

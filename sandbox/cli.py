@@ -89,7 +89,7 @@ def main() -> None:
 def up(
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="0 takes a free one. [default: 8000]")] = None,
-    also: Annotated[str | None, typer.Option(help="A second address to listen on, as HOST:PORT.")] = None,
+    also: Annotated[str | None, typer.Option(help="HOST:PORT of another address to listen on.")] = None,
     gateways: Annotated[
         int | None, typer.Option(min=1, help="Gateway processes. [default: one for each sixteen cores]")
     ] = None,

@@ -15,9 +15,9 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from sandbox.calls import MIB, Limits, Network, first_error
@@ -60,18 +60,27 @@ def _listed(value: object) -> object:
     return [name for part in value.split(",") if (name := part.strip())] if isinstance(value, str) else value
 
 
-def _check_address(text: str) -> str:
-    if text and not (_ADDRESS.fullmatch(text) and _split_address(text)[1] <= 65535):
+class Address(NamedTuple):
+    """Where somebody listens."""
+
+    host: str
+    port: int
+
+
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:\s]+)):([0-9]{1,5})")
+
+
+def _addresses(value: object) -> object:
+    """Of texts."""
+    listed = _listed(value)
+    return [*map(_address, listed)] if isinstance(listed, list) else listed
+
+
+def _address(text: object) -> Address:
+    match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
+    if match is None or int(match[3]) > 65535:
         raise PydanticCustomError("address", "Input should be HOST:PORT, or [HOST]:PORT for IPv6")
-    return text
-
-
-_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\[\]:\s]+):[0-9]{1,5}")
-
-
-def _split_address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
+    return Address(match[1] or match[2], int(match[3]))
 
 
 class GatewaySettings(_Section):
@@ -79,9 +88,9 @@ class GatewaySettings(_Section):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535, description="0 takes a free one.")
-    also: Annotated[str, AfterValidator(_check_address)] = Field(
-        default="",
-        description="HOST:PORT of a second address to listen on, for callers who know no other; empty: none.",
+    also: Annotated[tuple[Address, ...], BeforeValidator(_addresses)] = Field(
+        default=(),
+        description="HOST:PORT of further addresses, with commas between, for callers who know no other.",
     )
     max_in_flight: int = Field(
         default=10_000, ge=1, description="Calls that one gateway process holds; one more is answered 429."
@@ -117,11 +126,6 @@ class GatewaySettings(_Section):
         default=get_args(Dialect),
         description="Languages of other services that are spoken too, with commas between; empty: none.",
     )
-
-    @property
-    def addresses(self) -> list[tuple[str, int]]:
-        """Hosts and ports to listen on, the main one first."""
-        return [(self.host, self.port), *([_split_address(self.also)] if self.also else [])]
 
 
 #: From weak to strong; SECURITY.md says what each protects.

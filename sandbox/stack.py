@@ -77,7 +77,8 @@ async def up(
             command = server.command(directory)
             redis = Program("redis", command, variables, _REDIS_GRACE_S, fds=(fd,), quiet=True)
             stages.append(Stage("redis", [redis], partial(wait_ready, url, _REDIS_READY_S)))
-        listeners = [bind(host, port, gateways) for host, port in settings.gateway.addresses]
+        addresses = [(settings.gateway.host, settings.gateway.port), *settings.gateway.also]
+        listeners = [bind(host, port, gateways) for host, port in addresses]
         for first, *_ in listeners:
             refuse_open_door(first, settings.gateway)
         grace_s = settings.worker.grace_s + _MARGIN_S
