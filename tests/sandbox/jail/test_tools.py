@@ -64,7 +64,7 @@ def test_a_long_output_has_its_true_length(box: Box, fields: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("code", "limits", "reason"),
     [
-        ("while True: pass", {"wall_s": 0.3}, "reason: timeout: the program was stopped after 0.3 s, of which it computed"),
+        ("while True: pass", {"wall_s": 0.3}, "reason: timeout: the program was stopped after "),
         ("while True: print('x' * 99)", {"output_bytes": 1000}, "reason: output limit: the program was stopped after it had printed "),
         ("import os; os.abort()", {}, "reason: the program was ended by signal 6 (SIGABRT)"),
     ],
