@@ -97,7 +97,10 @@ x=1,y=2 & x=1, y=3 ; x=\pm 2 & 2,-2 ; \sin^2 x & 1-\cos^2 x ; \sin(2x) & 2\sin x
 2^{12} & 4^{35/2} ; 3^n-1 & 10^{-3} ; 2.5\times 10^{12} & 25\cdot 10^{11} ; 2+3i & 3i-2 ; 5! & \binom{12}{5}
 \begin{pmatrix}1\\12\end{pmatrix} & \begin{pmatrix}1&2\\3&4\end{pmatrix} ; |x-1| & \lfloor 2.5 \rfloor
 a_1 & \alpha+\beta ; f(x)=x^2 & g(x) ; \text{A} & (B) ; 5\text{ cm} & 90^\circ ; no solution & \frac{
-\$12 & 12 dollars ; x\in\mathbb{R} & \emptyset ; \text{yes} & \infty
+\$12 & 12 dollars ; x\in\mathbb{R} & \emptyset ; \text{yes} & \infty ; {12} & {x+1}
+\left(\frac{1}{2},\frac{3}{4}\right) & (-12,\frac{3}{4}) ; \sqrt{a^2+b^2} & \sqrt{x+1} ; -12x+35y=7 & 35y-12x=8
+(x-3)^2+(y+1)^2=4 & x^2+y^2=12 ; \tan^{-1}(2) & \arctan(12) ; y = -\frac{1}{2}x + 3 & y=\frac{3}{5}x-12
+(12)(35) & 12(35) ; [-1,1] & [-12,35] ; \sum_{i=1}^n i & \frac{d}{dx}x^2
 '''.replace(" ; ", "\n").splitlines():
     parsed = []
     for text in pair.split(" & "):
