@@ -2,8 +2,8 @@
 
 Starts a service of its own and sends batches of distinct tasks: of 100, 60 whole numbers, 25 decimals, fractions and
 simple LaTeX, 15 that take algebra; half of the answers are right. CPU is that of each part of the service, read from
-/proc, so it holds on a busy machine, too; the rate does not. With `--no-plain` all numbers are written so that nothing
-is decided without the jail.
+/proc: on a busy machine it is higher, but still tells the parts apart, while the rate tells nothing. With `--no-plain`
+all answers have a unit, so that nothing is decided without the jail.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def make_items(count: int, seed: int, *, plain: bool = True) -> list[dict[str, s
     while len(pairs) < count:
         [(_, make)] = number.choices(_MIX, weights)
         pairs[make(number)] = None
-    form = "The answer is \\boxed{%s}." if plain else "The answer is \\boxed{{%s}}."
+    form = r"The answer is \boxed{%s}." if plain else r"The answer is \boxed{%s\text{ cm}}."
     return [{"gold": gold, "answer": form % answer} for gold, answer in pairs]
 
 
