@@ -118,6 +118,29 @@ def test_an_uncaught_exception_has_its_traceback(service: Stack) -> None:
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[-1].startswith("ZeroDivisionError: ")
     assert re.findall(r"line (\d+), in (\S+)", result["stderr"]) == [("3", "<module>"), ("2", "f")]
+    assert result["exception"] == {
+        "type": "ZeroDivisionError",
+        "message": result["stderr"].splitlines()[-1].partition(": ")[2],
+        "line": 2,
+        "source": "    return 1 // 0",
+    }
+
+
+def test_head_and_tail(service: Stack) -> None:
+    """A call that wants less of its output than it may write gets both ends, and how much there was."""
+    result = service.run("for n in range(1000): print(n)", keep_bytes=12).json()
+    assert (result["status"], result["stdout"], result["stdout_tail"]) == ("ok", "0\n1\n2\n", "8\n999\n")
+    assert (result["stdout_truncated"], result["stdout_bytes"], result["stderr_bytes"]) == (True, 3890, 0)
+
+
+def test_the_same_again(service: Stack) -> None:
+    """With both seeds a program says the same each time; without them it does not."""
+    code = "import numpy, random\nprint(numpy.random.rand(), random.random(), hash('a'))"
+    seeded = [service.run(code, hash_seed=0, random_seed=seed).json() for seed in (7, 7, 8)]
+    assert [result["status"] for result in seeded] == ["ok"] * 3
+    first, again, other = (result["stdout"] for result in seeded)
+    assert first == again != other
+    assert service.run(code, random_seed=7).json()["stdout"].split()[:2] == first.split()[:2]
 
 
 def test_stdin_files_and_the_last_value(service: Stack) -> None:
