@@ -399,7 +399,13 @@ class Link:
             raise OverError
         message = self._writer.bytes_of((action, list(args), named))
         self._within(lambda: send(self._link, message))
-        return self.answer(args)
+        try:
+            return self.answer(args)
+        except (StopIteration, StopAsyncIteration) as exc:
+            if action == "next":
+                raise
+            # `all(map(check, cases))` would end with it, and be true.
+            raise RuntimeError("the submission raised the end of an iteration") from exc
 
     def answer(self, args: tuple[Any, ...] = ()) -> Any:
         """The next answer. What it changed in arguments is changed in them here."""

@@ -158,6 +158,20 @@ def f(x):
     assert [test.verdict for test in judgement.tests] in (["runtime_error"] * 2, ["wrong_answer"] * 2)
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(x): raise StopIteration",
+        "class F:\n    def __getattr__(self, name): raise StopIteration\nf = F()",
+    ],
+)
+def test_an_end_of_an_iteration_ends_none_of_the_tests(judged: Judge, code: str) -> None:
+    """What a submission raises is not taken for the end of what a test goes through."""
+    setup = "def check(x): return (f(x) if callable(f) else f.value) == x"
+    tests = ["assert all(map(check, [1, 2]))", "assert not [x for x in map(check, [1, 2]) if not x]"]
+    assert judged(code=code, setup=setup, tests=tests, stop_early=False).passed == 0
+
+
 def test_a_swallowed_end_is_no_success(judged: Judge) -> None:
     """A test that takes any exception does not take the end of the submission for the one that it wants."""
     tests = ["try: f()\nexcept: pass\nelse: assert False"]
