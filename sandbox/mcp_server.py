@@ -50,7 +50,8 @@ Run: TypeAlias = Callable[[Context, ToolCall], Awaitable[ToolResult]]
 #: Those that need no memory of what ran before.
 OFFERED = ("execute_python_code_with_standard_io", "python")
 
-_NOT_TOLD = {"id", "worker"}  # they name parts of the service
+#: Names of the service's own, and what no tool asks for.
+_NOT_TOLD = {"id", "worker", "files"}
 _INSTRUCTIONS = (
     "Programs run in a sandbox of their own with Python's standard library, numpy, sympy, scipy, pandas and networkx. "
     "They have no network, a limited time, and nothing of one is left for the next."
@@ -124,6 +125,7 @@ def _tool(name: str) -> Tool:
     for field in _NOT_TOLD:
         del output["properties"][field]
     output["required"] = ["status"]
+    output["$defs"].pop("Base64File", None)
     output["description"] = "What came of the program."
     return Tool(
         name=name,
