@@ -41,7 +41,7 @@ from sandbox.calls import Limits, Text, ToolCall, ToolResult, first_error
 from sandbox.errors import Forbidden, InvalidCall, Overloaded, SandboxError, Unavailable
 from sandbox.tools import render
 
-#: Sessions of one gateway process; each is a connection and some 30 KiB.
+#: Sessions of one gateway process; an open one is 35 KiB, by the gateway's memory with 2,000 of them.
 MOST_SESSIONS = 4096
 #: A trainer may compute for long between two steps; its session costs little. Clients connect again by themselves.
 IDLE_S = 3600.0

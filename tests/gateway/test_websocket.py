@@ -61,11 +61,12 @@ async def test_many_small_frames_end_a_websocket(service: Service) -> None:
 
 
 async def test_a_few_pings_are_answered(service: Service) -> None:
-    """And so is the message behind them."""
+    """And so is the message behind them, whose bytes are nobody's from then on."""
     async with opened(service) as (reader, writer):
         writer.write(frame(b"a", Opcode.PING) * 10 + frame(STATE))
         assert await reader.readexactly(30) == b"\x8a\x01a" * 10
         assert (await reader.readuntil(b"}}")).endswith(b'"last_exit_code": 0}}')
+        await until(lambda: service.gateway.admission.held_bytes == 0)
 
 
 async def test_a_message_is_as_short_as_a_body(service: Service) -> None:
@@ -111,27 +112,32 @@ async def end_beside(service: Service, piece: bytes) -> tuple[int, str]:
         return int.from_bytes(said[start + 2 : start + 4]), said[start + 4 :].decode()
 
 
-async def test_an_answer_that_nobody_takes_is_given_up(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+STEP = json.dumps({"type": "step", "data": {"code": "echo " + "1" * 60_000}}).encode()
+
+
+@pytest.mark.parametrize("said", [frame(STEP), frame(b"a" * 125, Opcode.PING) * 500], ids=["steps", "pings"])
+async def test_answers_that_nobody_takes_are_given_up(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    """A caller who reads nothing does not fill our memory with answers, nor send us more meanwhile."""
+    """A caller who reads nothing does not fill our memory with answers for as long as it likes."""
     monkeypatch.setattr(websocket, "UNREAD_S", 0.01)
-    step = json.dumps({"type": "step", "data": {"code": "echo " + "1" * 60_000}}).encode()
+    monkeypatch.setattr(websocket, "MOST_FRAMES", 1_000_000)
+    service = await serve()
     async with listening(service) as address:
         with socket.socket() as caller:
             caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             caller.connect(address)
             caller.setblocking(False)
             with pytest.raises(ConnectionError):
-                await send_for_ever(caller, frame(step))
+                await say_for_ever(caller, said)
     await until(lambda: service.gateway.admission.held_bytes == 0)
 
 
-async def send_for_ever(caller: socket.socket, step: bytes) -> None:
+async def say_for_ever(caller: socket.socket, said: bytes) -> None:
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(caller, HANDSHAKE + b"\r\n")
     while True:
-        await loop.sock_sendall(caller, step)
+        await loop.sock_sendall(caller, said)
 
 
 async def test_a_head_that_is_no_handshake_is_refused(service: Service) -> None:

@@ -235,8 +235,10 @@ def keys(tmp_path: Path) -> tuple[Path, str, str]:
     return path, run, admin
 
 
-async def test_a_session_needs_a_key(serve: Serve, keys: tuple[Path, str, str]) -> None:
-    """A handshake without one is answered as any request; a tenant has as many sessions as calls."""
+async def test_a_session_needs_a_key(
+    serve: Serve, keys: tuple[Path, str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handshake without one is answered as any request, and is no error of ours; a tenant has as many sessions as calls."""
     path, run, admin = keys
     service = await serve(gateway={"keys_file": str(path)})
     for headers, status in (({}, 401), ({"X-API-Key": "wrong"}, 401), ({"X-API-Key": admin}, 403)):
@@ -251,6 +253,7 @@ async def test_a_session_needs_a_key(serve: Serve, keys: tuple[Path, str, str]) 
         assert (await ask(websocket, step("echo 1")))["type"] == "observation"
         async with session(service, **{"X-API-Key": run}) as second:
             assert json.loads(await second.recv())["data"]["code"] == "CAPACITY_REACHED"
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
     assert (await service.http.get("/openenv/health")).status_code == 200
     assert (await service.http.get("/openenv/state")).status_code == 401
 
