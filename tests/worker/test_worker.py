@@ -55,7 +55,7 @@ class Pool(Watch):
 
     def __init__(self, slots: int) -> None:
         super().__init__()
-        self.host = SimpleNamespace(slots=slots, level="namespaces")
+        self.host = SimpleNamespace(slots=slots, level="namespaces", python_version="3.13.1")
         self.began: list[str] = []  # the code of each call that was started
         self.given_s: list[float] = []  # and its limit
         self.killed: list[str] = []
@@ -765,7 +765,8 @@ async def test_a_drain_finishes_what_runs_and_leaves_the_registry(any_redis, que
     async with serving(any_redis) as running:
         await running.pool.until(lambda: running.pool.running == 2)
         await running.queue.until(lambda: running.queue.did["ping"] > 1)
-        assert [info.draining for info in await queue.workers()] == [False]
+        [info] = await queue.workers()
+        assert (info.draining, info.python) == (False, "3.13.1")
         running.worker.stop()
         await put(queue, "later")
         pinged = running.queue.did["ping"]
