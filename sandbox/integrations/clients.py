@@ -11,12 +11,16 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack
-from functools import cache
-from typing import NamedTuple, Unpack
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 from sandbox.client import DEFAULT_URL, BlockingClient, ClientOptions, SandboxClient
+from sandbox.errors import from_wire
+from sandbox.grade import Grader
+from sandbox.grading.math import MathTask
+
+T = TypeVar("T")
 
 _Options = tuple[tuple[str, object], ...]
 
@@ -56,21 +60,39 @@ async def _while_loop_lives(key: _Key, client: SandboxClient) -> AsyncGenerator[
 
 def blocking_client(url: str = DEFAULT_URL, **options: Unpack[ClientOptions]) -> BlockingClient:
     """The client of this process for code without an event loop, for all its threads, open until the process ends."""
+    return _of_process(SandboxClient.blocking, url, options)
+
+
+def is_right(task: MathTask, url: str = DEFAULT_URL, **options: Unpack[ClientOptions]) -> bool | str:
+    """Whether an answer is the reference, or the reason why nobody knows. Raises the SandboxError of a fault.
+
+    The graders of a process share a client of their own.
+    """
+    [grade] = _of_process(Grader.blocking, url, options).math([task])
+    if grade.error is not None:
+        raise from_wire(grade.error.name, grade.error.message)
+    return grade.reason if grade.correct is None else grade.correct
+
+
+def _of_process(opened: Callable[..., AbstractContextManager[T]], url: str, options: ClientOptions) -> T:
+    process = os.getpid()  # a fork has no thread of its parent's, so nothing that its parent opened
     with _making:
-        # A fork has no thread of its parent's, so none of its clients.
-        return _blocking(os.getpid(), url, _sorted(options))
+        key = (process, opened, url, _sorted(options))
+        if key not in _of_processes:
+            stack = ExitStack()
+            _of_processes[key] = stack.enter_context(opened(url, **options))
+            atexit.register(_close, process, stack)
+        found: T = _of_processes[key]
+        return found
+
+
+def _close(process: int, stack: ExitStack) -> None:
+    if os.getpid() == process:
+        stack.close()
 
 
 _making = threading.Lock()
-
-
-@cache
-def _blocking(process: int, url: str, options: _Options) -> BlockingClient:  # noqa: ARG001 - a part of the key
-    stack = ExitStack()
-    fields = ClientOptions(**dict(options))  # type: ignore[typeddict-item]
-    client = stack.enter_context(SandboxClient.blocking(url, **fields))
-    atexit.register(stack.close)
-    return client
+_of_processes: dict[tuple[object, ...], Any] = {}
 
 
 def _sorted(options: ClientOptions) -> _Options:

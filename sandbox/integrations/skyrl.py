@@ -16,7 +16,8 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 from sandbox.calls import CallStatus, first_error
 from sandbox.client import DEFAULT_URL, ClientOptions
 from sandbox.errors import BadToolCall
-from sandbox.integrations.clients import blocking_client
+from sandbox.grading.math import MathTask
+from sandbox.integrations.clients import blocking_client, is_right
 from sandbox.tools import render, to_call
 
 # One that was cut, or whose end was the stop text, has no end.
@@ -32,7 +33,8 @@ class PythonEnv(BaseTextEnv):
     """One episode. `options` are those of `SandboxClient`; all episodes of a process share one.
 
     SkyRL has no place for a rollout that was lost. So a fault of the service raises its `SandboxError`, after the
-    client's patience, and is never shown to the model; raise `patience_s` to sit out a restart.
+    client's patience, and is never shown to the model; raise `patience_s` to sit out a restart. A reply that cannot be
+    graded is 0, as there is no other number for it; the metric `unscored` counts those.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class PythonEnv(BaseTextEnv):
     ) -> None:
         super().__init__()
         self.max_turns = (extras or {}).get("max_turns", 5)
+        self._gold = (extras or {}).get("reward_spec", {}).get("ground_truth")
+        self._unscored = ""
         self._tools = tools
         self._url = url
         self._options = options
@@ -60,14 +64,27 @@ class PythonEnv(BaseTextEnv):
         content = "\n".join(f"<tool_response>\n{answer}\n</tool_response>" for answer in answers)
         return BaseTextEnvStepOutput(
             observations=[] if done else [{"role": "user", "content": content}],
-            reward=0.0,
+            reward=self._reward(action) if done else 0.0,
             done=done,
-            metadata={},
+            metadata={"unscored": self._unscored} if self._unscored else {},
         )
 
     def get_metrics(self) -> dict[str, Any]:
-        """How many tool calls there were, and how many of them failed by the model's own doing."""
-        return {"tool_calls": self._calls, "tool_calls_failed": self._failed}
+        """How many tool calls there were, how many failed by the model's doing, and whether nobody could grade it."""
+        return {
+            "tool_calls": self._calls,
+            "tool_calls_failed": self._failed,
+            "unscored": int(bool(self._unscored)),
+        }
+
+    def _reward(self, action: str) -> float:
+        if self._gold is None:
+            return 0.0
+        right = is_right(MathTask(answer=action, gold=str(self._gold)), self._url, **self._options)
+        if isinstance(right, str):
+            self._unscored = right
+            return 0.0
+        return float(right)
 
     def _answer(self, text: str) -> str:
         self._calls += 1

@@ -27,6 +27,18 @@ def test_an_episode_is_a_task_and_what_programs_print(url: str) -> None:
     assert (truncated, info) == (True, {"status": "error"})
 
 
+def test_a_program_that_prints_the_answer_is_rewarded(url: str) -> None:
+    """It ends the episode; another one does not, and what nobody can grade cuts it off."""
+    env = gymnasium.make(SPEC, url=url, task="Simplify x + x.", gold="2x")
+    env.reset()
+    assert env.step("print('3*x')")[1:4] == (0.0, False, False)
+    assert env.step("raise SystemExit('2*x')")[1:4] == (0.0, False, False)
+    assert env.step("print('2*x')")[1:4] == (1.0, True, False)
+    env.reset(options={"task": "Unknown.", "gold": r"\frac{"})
+    _, reward, terminated, truncated, info = env.step("print(1)")
+    assert (reward, terminated, truncated, info["unscored"]) == (0.0, False, True, "gold_unparsable")
+
+
 @pytest.mark.parametrize("kind", [gymnasium.vector.SyncVectorEnv, gymnasium.vector.AsyncVectorEnv])
 def test_environments_form_vectors(url: str, kind: type[gymnasium.vector.VectorEnv]) -> None:
     """In one process, and in forks of one that has a client open: each answers its own action."""

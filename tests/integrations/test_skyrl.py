@@ -57,7 +57,7 @@ def test_an_episode_goes_from_calls_to_an_answer(registered: str) -> None:
     assert not step["done"]
     step = env.step("It is 42.")
     assert (step["observations"], step["done"]) == ([], True)
-    assert env.get_metrics() == {"tool_calls": 1, "tool_calls_failed": 0}
+    assert env.get_metrics() == {"tool_calls": 1, "tool_calls_failed": 0, "unscored": 0}
 
 
 def test_each_call_of_a_turn_has_its_answer(registered: str) -> None:
@@ -84,7 +84,7 @@ def test_a_model_is_told_of_its_mistakes(registered: str, turn: str, told: str) 
     env = make(registered)
     [message] = env.step(turn)["observations"]
     assert told in message["content"]
-    assert env.get_metrics() == {"tool_calls": 1, "tool_calls_failed": 1}
+    assert env.get_metrics() == {"tool_calls": 1, "tool_calls_failed": 1, "unscored": 0}
 
 
 def test_the_last_turn_ends_whatever_it_asks(registered: str) -> None:
@@ -93,6 +93,17 @@ def test_the_last_turn_ends_whatever_it_asks(registered: str) -> None:
     step = env.step(asked("print(1)"))
     assert (step["observations"], step["done"]) == ([], True)
     assert env.get_metrics()["tool_calls"] == 0
+
+
+@pytest.mark.parametrize(
+    ("gold", "reward", "unscored"), [("0.5", 1.0, 0), ("2", 0.0, 0), (r"\frac{", 0.0, 1), (None, 0.0, 0)]
+)
+def test_the_last_turn_is_graded(registered: str, gold: str | None, reward: float, unscored: int) -> None:
+    """A right answer is 1; what nobody can grade is counted apart; without a reference there is no reward."""
+    env = make(registered, **({} if gold is None else {"reward_spec": {"ground_truth": gold}}))
+    step = env.step(r"It is \boxed{\frac{1}{2}}.")
+    assert (step["reward"], step["done"]) == (reward, True)
+    assert env.get_metrics()["unscored"] == unscored
 
 
 def test_threads_step_at_once(registered: str) -> None:
