@@ -13,49 +13,52 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, NamedTuple, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from sandbox.client import DEFAULT_URL, BlockingClient, ClientOptions, SandboxClient
 from sandbox.errors import from_wire
 from sandbox.grade import Grader
-from sandbox.grading.math import MathTask
+from sandbox.grading.math import MathGrade, MathTask
 
 T = TypeVar("T")
-
-_Options = tuple[tuple[str, object], ...]
-
-
-class _Key(NamedTuple):
-    loop: asyncio.AbstractEventLoop
-    url: str
-    options: _Options
-
-
-class _Open(NamedTuple):
-    client: SandboxClient
-    life: AsyncGenerator[None]  # kept, since whoever forgets it ends it
-
-
-_open: dict[_Key, _Open] = {}
+C = TypeVar("C", SandboxClient, Grader)
 
 
 async def client_of_loop(url: str = DEFAULT_URL, **options: Unpack[ClientOptions]) -> SandboxClient:
     """The client of the running event loop for this service, open as long as the loop lives."""
-    key = _Key(asyncio.get_running_loop(), url, _sorted(options))
-    if key not in _open:
-        client = SandboxClient(url, **options)
-        _open[key] = _Open(client, _while_loop_lives(key, client))
-        await anext(_open[key].life)  # nothing in it waits, so nobody sees the client unopened
-    return _open[key].client
+    return await _of_loop(SandboxClient, url, options)
 
 
-async def _while_loop_lives(key: _Key, client: SandboxClient) -> AsyncGenerator[None]:
+async def is_right_in_loop(
+    task: MathTask, url: str = DEFAULT_URL, **options: Unpack[ClientOptions]
+) -> bool | str:
+    """`is_right` for who has an event loop. Its graders share a client of their own."""
+    grader = await _of_loop(Grader, url, options)
+    [grade] = await grader.math([task])
+    return _known(grade)
+
+
+async def _of_loop(opened: type[C], url: str, options: ClientOptions) -> C:
+    key = (asyncio.get_running_loop(), opened, url, _sorted(options))
+    if key not in _of_loops:
+        made = opened(url, **options)
+        life = _while_loop_lives(key, made)
+        _of_loops[key] = made, life  # which is kept, since whoever forgets it ends it
+        await anext(life)  # nothing in it waits, so nobody sees the client unopened
+    found: C = _of_loops[key][0]
+    return found
+
+
+async def _while_loop_lives(key: tuple[object, ...], made: SandboxClient | Grader) -> AsyncGenerator[None]:
     """A loop that is shut down (`asyncio.run` does) ends the generators that were begun in it, and so this one."""
     try:
-        async with client:
+        async with made:
             yield
     finally:
-        del _open[key]
+        del _of_loops[key]
+
+
+_of_loops: dict[tuple[object, ...], tuple[Any, AsyncGenerator[None]]] = {}
 
 
 def blocking_client(url: str = DEFAULT_URL, **options: Unpack[ClientOptions]) -> BlockingClient:
@@ -69,6 +72,10 @@ def is_right(task: MathTask, url: str = DEFAULT_URL, **options: Unpack[ClientOpt
     The graders of a process share a client of their own.
     """
     [grade] = _of_process(Grader.blocking, url, options).math([task])
+    return _known(grade)
+
+
+def _known(grade: MathGrade) -> bool | str:
     if grade.error is not None:
         raise from_wire(grade.error.name, grade.error.message)
     return grade.reason if grade.correct is None else grade.correct
@@ -95,5 +102,5 @@ _making = threading.Lock()
 _of_processes: dict[tuple[object, ...], Any] = {}
 
 
-def _sorted(options: ClientOptions) -> _Options:
+def _sorted(options: ClientOptions) -> tuple[tuple[str, object], ...]:
     return tuple(sorted(options.items()))

@@ -19,8 +19,7 @@ from sandbox.calls import Limits
 from sandbox.client import DEFAULT_URL, ClientOptions
 from sandbox.errors import BadToolCall, InternalError, SandboxError
 from sandbox.grading.math import MathTask as Question
-from sandbox.grading.math import grade_math
-from sandbox.integrations.clients import client_of_loop
+from sandbox.integrations.clients import client_of_loop, is_right_in_loop
 from sandbox.tools import SHOWN_BYTES, render, to_call
 
 #: What the model of a lost rollout is told, should it ask again.
@@ -115,11 +114,11 @@ class MathTask(vf.Task[MathData, SandboxState, MathTaskConfig]):
         if trace.state.fault is not None:
             raise InternalError(f"the rollout is lost: {trace.state.fault}")
         service = self.config.service
-        client = await client_of_loop(service.url, **service.options)
-        grade = await grade_math(Question(answer=trace.last_reply, gold=self.data.gold), client.run)
-        if grade.correct is None:
-            raise InternalError(f"the answer cannot be graded: {grade.reason}")
-        return float(grade.correct)
+        question = Question(answer=trace.last_reply, gold=self.data.gold)
+        right = await is_right_in_loop(question, service.url, **service.options)
+        if isinstance(right, str):
+            raise InternalError(f"the answer cannot be graded: {right}")
+        return float(right)
 
 
 class MathTasksetConfig(vf.TasksetConfig):

@@ -26,8 +26,8 @@ from verl.utils.rollout_trace import rollout_trace_op
 from sandbox.calls import CallStatus, Limits, ToolCall, Usage, first_error
 from sandbox.client import DEFAULT_URL
 from sandbox.errors import BadToolCall, ConfigError, SandboxError
-from sandbox.grading.math import MathTask, grade_math
-from sandbox.integrations.clients import client_of_loop
+from sandbox.grading.math import MathTask
+from sandbox.integrations.clients import client_of_loop, is_right_in_loop
 from sandbox.tools import SHOWN_BYTES, TOOLS, render, schemas, to_call
 
 log = logging.getLogger(__name__)
@@ -155,13 +155,13 @@ async def compute_score(
     extra = extra_info or {}
     if fault := extra.get(FAULT):
         raise Unscored(f"the rollout is lost: {fault}")
-    opened = await client_of_loop(**ClientConfig.model_validate(client).model_dump())
-    grade = await grade_math(MathTask(answer=solution_str, gold=str(ground_truth)), opened.run)
-    if grade.correct is None:
-        raise Unscored(f"the answer cannot be graded: {grade.reason}")
+    task = MathTask(answer=solution_str, gold=str(ground_truth))
+    right = await is_right_in_loop(task, **ClientConfig.model_validate(client).model_dump())
+    if isinstance(right, str):
+        raise Unscored(f"the answer cannot be graded: {right}")
     calls = extra.get(CALLS, [])
     failed = sum(call["status"] != CallStatus.OK for call in calls)
-    score = float(grade.correct)
+    score = float(right)
     return {"score": score, "acc": score, "tool_calls": len(calls), "tool_calls_failed": failed}
 
 

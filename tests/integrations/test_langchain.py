@@ -44,7 +44,7 @@ async def test_many_calls_of_a_loop_share_one_client(url: str) -> None:
     codes = [(tools[n % 2], asked(f"print({n})", tools[n % 2].name)) for n in range(100)]
     messages = await asyncio.gather(*(tool.ainvoke(call) for tool, call in codes))
     assert [message.artifact.stdout for message in messages] == [f"{n}\n" for n in range(100)]
-    assert len(clients._open) == 1
+    assert len(clients._of_loops) == 1
 
 
 def test_a_loop_that_ends_closes_its_client(url: str) -> None:
@@ -52,11 +52,11 @@ def test_a_loop_that_ends_closes_its_client(url: str) -> None:
 
     async def one() -> object:
         await python_tool(url).ainvoke(asked("1"))
-        [open_one] = clients._open.values()
-        return open_one.client
+        [(client, _)] = clients._of_loops.values()
+        return client
 
     client = asyncio.run(one())
-    assert clients._open == {}
+    assert clients._of_loops == {}
     with pytest.raises(RuntimeError, match="async with"):
         asyncio.run(client.run("1"))
 

@@ -172,7 +172,7 @@ async def test_many_rollouts_share_one_client(url: str, tmp_path: Path) -> None:
     models = [Script(asked(f"print({n})"), "Done.") for n in range(100)]
     await asyncio.gather(*(roll_out(tools, model) for model in models))
     assert all(f"stdout: {n}\n" in model.seen[1] for n, model in enumerate(models))
-    assert len(clients._open) == 1
+    assert len(clients._of_loops) == 1
 
 
 async def test_a_rollout_that_met_a_fault_is_marked(nobody: str, tmp_path: Path) -> None:
