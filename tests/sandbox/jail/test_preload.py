@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import itertools
 import warnings
 
@@ -13,6 +14,12 @@ from hypothesis import strategies as st
 from sandbox.jail.preload import _HOME, PRELOADS, choose
 
 from .box import Box
+
+
+def wrapped(code: str) -> str:
+    """The way in which rStar2-Agent's tools send a program."""
+    return f'import base64\nexec(base64.b64decode("{base64.b64encode(code.encode()).decode()}".encode()).decode())\n'
+
 
 CODES = {
     "print(1)": "standard",
@@ -64,6 +71,15 @@ CODES = {
     "'unfinished\nimport numpy": "numpy",
     "import scipy\nimport numpy": "data",
     "from\tscipy import stats": "data",
+    wrapped("import numpy\nprint(numpy.e)"): "numpy",
+    wrapped("import numpy") + wrapped("from sympy import x"): "sympy",
+    "import scipy\n" + wrapped("import numpy"): "data",
+    wrapped("print('import numpy')"): "standard",
+    wrapped("# é\nimport numpy") + "b64decode('=')": "numpy",
+    wrapped("import numpy # " + "x" * 99_999): "numpy",
+    "b64decode('" + base64.b64encode(b"import numpy, sympy").decode()[:17]: "numpy",
+    "b64decode('" + base64.b64encode(bytes(range(256))).decode() + "')": "standard",
+    "decode('" + base64.b64encode(b"import numpy").decode() + "')": "standard",
 }
 
 
@@ -80,6 +96,12 @@ HOSTILE = [
     *("from a" * 170_000, "from a " * 150_000, "from a.from.a." * 70_000, "from " + "a." * 500_000),
     *("from" + " " * 10**6, ("from" + " " * 1000) * 1000, "from \\\n" * 150_000, "__import__(" * 90_000),
     *(("import_module(" + " " * 1000) * 1000, "__import__" * 10**5, "__import__('" * 90_000, "f" * 10**6),
+    *(
+        "b64decode('AAAAAAAA" * 50_000,
+        "b64decode('" + "A" * 10**6,
+        "b64decode(" + " " * 10**6,
+        "b64decode('AAAAAAA" * 60_000,
+    ),
     *("\t" * 10**6, "; " * 10**6, '"' * 10**6, "'''" * 333_333 + "'", '""a' * 333_333, "#\n" * 500_000),
     *("\\" * 10**6, '"\\' * 500_000, "'" + "\\'" * 500_000, '"""' + '\\"' * 500_000, '"""' + '""a' * 333_333),
 ]
