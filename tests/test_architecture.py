@@ -28,7 +28,7 @@ TEXTS = {"", ".c", ".json", ".jsonl", ".md", ".py", ".sh", ".seccomp", ".toml", 
 UNITS = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 #: What a metric counts or measures stands in its name.
-COUNTED = {"bytes", "calls", "failures", "reclaimed", "replies", "requests", "seconds", "slots"}
+COUNTED = {"bytes", "calls", "failures", "reclaimed", "replies", "requests", "seconds", "slots", "websockets"}
 
 
 def source(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
