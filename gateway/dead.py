@@ -20,7 +20,8 @@ from sandbox.calls import ToolResult
 from sandbox.errors import NotFound, SandboxError
 from sandbox.queue import DeadLetter
 
-Entry = Annotated[str, Path(pattern=r"^[0-9]{1,20}-[0-9]{1,20}$")]
+#: Redis counts up to 2 ** 64, which has twenty digits; ours have thirteen, and one.
+Entry = Annotated[str, Path(pattern=r"^[0-9]{1,19}-[0-9]{1,19}$")]
 
 _NONE: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorAnswer, "description": "There is no such letter."},

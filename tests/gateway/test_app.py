@@ -429,3 +429,10 @@ async def test_a_bug_is_500_and_tells_the_caller_nothing(
     assert record.__dict__["incident"] in message
     assert record.exc_info
     assert "division" not in response.text
+
+
+@pytest.mark.parametrize("entry", ["0-20000000000000000000", "20000000000000000000-0", "1", "x-1"])
+async def test_what_can_be_no_entry_is_422(serve: Serve, entry: str) -> None:
+    """Redis is not asked for a dead letter by a number that is beyond its own."""
+    response = await (await serve()).http.get(f"/v1/dead/{entry}")
+    assert (response.status_code, error(response)["name"]) == (422, "InvalidCall")
