@@ -482,6 +482,8 @@ class Handle:
             object.__setattr__(self, f"_Handle__{name}", value)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__array_"):
+            raise AttributeError(name)  # numpy asks by these where in our memory an array lies
         return self.__link.ask("getattr", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -172,6 +172,19 @@ def test_an_end_of_an_iteration_ends_none_of_the_tests(judged: Judge, code: str)
     assert judged(code=code, setup=setup, tests=tests, stop_early=False).passed == 0
 
 
+def test_no_array_lies_in_the_tests_memory(judged: Judge) -> None:
+    """Arrays come by value: a submission cannot have numpy take one from a place in the memory of the tests."""
+    code = """
+import ctypes, roc_harness
+class Array:
+    __array_interface__ = {"shape": (8,), "typestr": "|u1", "data": (id(roc_harness.Tests), True), "version": 3}
+def there(): return list(ctypes.string_at(id(roc_harness.Tests), 8))
+f = Array
+"""
+    tests = ["import numpy as np\nassert np.array(f()).tolist() == there()"]
+    assert judged(code=code, tests=tests).passed == 0
+
+
 def test_a_swallowed_end_is_no_success(judged: Judge) -> None:
     """A test that takes any exception does not take the end of the submission for the one that it wants."""
     tests = ["try: f()\nexcept: pass\nelse: assert False"]
