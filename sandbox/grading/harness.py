@@ -340,7 +340,7 @@ class Submission:
             message = self._writer.bytes_of((True, value, changed))
         except BaseException as exc:  # noqa: BLE001 - whatever it raised is its answer
             known = next(kind.__name__ for kind in type(exc).__mro__ if kind in EXCEPTIONS.values())
-            message = self._writer.bytes_of((False, known, text_of(exc)))
+            message = self._writer.bytes_of((False, known, text_of(exc), args_of(exc)))
         send(self._link, message)
 
     def _number(self, value: Any) -> int:
@@ -361,6 +361,14 @@ def text_of(exc: BaseException) -> str:
         return ""
 
 
+def args_of(exc: BaseException) -> tuple[Any, ...]:
+    """What it was made of, where that is a few plain values."""
+    args = tuple(vars(BaseException)["args"].__get__(exc))
+    return args if len(args) <= _MOST_ARGS and {*map(type, args)} <= _ARGS else ()
+
+
+_MOST_ARGS = 8
+_ARGS = {str, int, float, bool, bytes, type(None)}
 _CHANGEABLE = {list, dict, set, bytearray, collections.deque}
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor")
 _ORDERS = ("lt", "le", "gt", "ge")
@@ -416,10 +424,8 @@ class Link:
                     if type(change) is tuple and len(change) == 1 and type(change[0]) is type(arg):
                         _replace(arg, change[0])
                 return value
-            case (False, str(name), str(text)) if name in EXCEPTIONS:
-                kind = EXCEPTIONS[name]
-                self.raised = kind.__new__(kind, text)
-                self.raised.args = (text,)
+            case (False, str(name), str(text), tuple(made_of)) if name in EXCEPTIONS:
+                self.raised = raised_as(EXCEPTIONS[name], text, made_of)
                 raise self.raised
             case _:
                 self.end("R")
@@ -460,6 +466,18 @@ class Link:
         return number_of(value)
 
 
+def raised_as(kind: type[BaseException], text: str, args: tuple[Any, ...]) -> BaseException:
+    """An exception of this kind that says this, and is made of the same where that says the same."""
+    if type(args) is tuple and {*map(type, args)} <= _ARGS:
+        raised = kind.__new__(kind, *args)
+        raised.args = args
+        if text_of(raised) == text:
+            return raised
+    raised = kind.__new__(kind, text)
+    raised.args = (text,)
+    return raised
+
+
 def _replace(old: Any, new: Any) -> None:
     if type(old) in {list, bytearray}:
         old[:] = new
@@ -478,6 +496,8 @@ class Handle:
     __slots__ = ("__base", "__link", "__number")
 
     def __init__(self, link: Link, number: int, base: Any) -> None:
+        if type(link) is not Link:
+            raise NoValueError("a class of the submission's cannot be inherited from")
         for name, value in (("link", link), ("number", number), ("base", base)):
             object.__setattr__(self, f"_Handle__{name}", value)
 

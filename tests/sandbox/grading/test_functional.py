@@ -71,6 +71,10 @@ ACCEPTED: list[tuple[str, str, list[Any], dict[str, Any]]] = [
     ("whole numbers of any length", "def f(x): return x + 1", [{"function": "f", "arguments": [10**100], "expected": 10**100 + 1}], {}),
     ("an argument is changed in place", "def f(x, y): x.sort(); y['a'] = 1", ["x, y = [2, 1], {}\nf(x, y)\nassert (x, y) == ([1, 2], {'a': 1})"], {}),
     ("what is raised is raised here", "def f(): raise UnicodeError('no')", ["try: f()\nexcept ValueError as e: assert str(e) == 'no'\nelse: assert 0"], {}),
+    ("what it was made of", "class E(ValueError):\n    def __init__(self, n): self.n = n\n    def __str__(self): return f'bad {self.n}'\ndef g(): raise E(3)\ndef h(): return {}['k']", [
+        "try: h()\nexcept KeyError as e: assert str(e) == \"'k'\" and e.args == ('k',)",
+        "try: g()\nexcept ValueError as e: assert str(e) == 'bad 3'",
+    ], {}),
     ("a builtin's name", "def sum(a, b): return a - b", ["assert sum(3, 2) == 1"], {"names": ["sum"]}),
     ("modules without an import", "def f(): return 0.1 + 0.2", ["assert math.isclose(f(), 0.3)", "assert np.allclose([f()], [0.3])"], {}),
     ("names of the tests' own", "def f(): return 1", ["x = f()", "def g(): return x + f()", "assert g() == 2", "assert [x for _ in 'ab'] == [1, 1]"], {}),
@@ -138,6 +142,7 @@ BAD = [
     ("def f(): return None", ["assert f()[0] == 1"], {}, ["runtime_error"]),
     ("def f(): return 1", ["assert f( == 1"], {}, ["checker_error"]),
     ("def f(x): return 1", ["f(lambda: 1)"], {}, ["checker_error"]),
+    ("class A: pass", ["class B(A): pass\nB()"], {}, ["checker_error"]),
     ("def f(): return 1", ["assert f() == 1"], {"setup": "def"}, ["checker_error"]),
     ("def f(): return 1", ["assert f() == 1"], {"setup": "g()"}, ["runtime_error"]),
     ("def f(n): return n", ["assert f(1)", "assert f(0)", "assert f(1)"], {}, ["accepted", "wrong_answer", "skipped"]),
