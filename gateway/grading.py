@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.engine import Answer, Door, Engine, EngineRoute, Exchange, at_most
+from gateway.engine import Answer, Door, Engine, EngineRoute, Exchange, at_most, in_turns
 from gateway.tenants import Tenant
 from sandbox.errors import InvalidCall, SandboxError
 from sandbox.grading import Run
@@ -53,12 +53,13 @@ class _Math:
 
     async def many(self, exchange: Exchange) -> Answer:
         """Many tasks, as many grades."""
-        items = exchange.parse_items(MathTask, _TASK_PARTS)
-        steps = [self._prepare_in_place(item, exchange.tenant) for item in items]
+        items = await exchange.parse_items(MathTask, _TASK_PARTS)
+        steps = await in_turns(self._prepare_in_place(item, exchange.tenant) for item in items)
         window = min(_BATCH_WINDOW, sum(isinstance(step, Comparison) for step in steps))
         run = at_most(exchange.hold(window), exchange.run)
         grades = await asyncio.gather(*(self._finish_in_place(step, exchange.tenant, run) for step in steps))
-        return Answer(b'{"results":[%b]}' % b",".join(grade.model_dump_json().encode() for grade in grades))
+        listed = await in_turns(grade.model_dump_json().encode() for grade in grades)
+        return Answer(b'{"results":[%b]}' % b",".join(listed))
 
     def _prepare(self, task: MathTask, tenant: Tenant) -> MathGrade | Comparison:
         """The grade, or what has to be run for it. Raises InvalidCall above a ceiling."""

@@ -19,12 +19,14 @@ from gateway.engine import MOST_PARTS, Answer, Door, Engine, EngineRoute, Exchan
 from sandbox.errors import CallTooLarge, SandboxError
 from sandbox.grading import Run
 from sandbox.grading.judge import judge, window_of
-from sandbox.grading.task import CaseTask, JudgeRequest, JudgeTask
+from sandbox.grading.task import CaseTask, FunctionTask, JudgeRequest, JudgeTask
 
 #: Calls of one batch that are in flight at a time; more wait for these.
 BATCH_WINDOW = 256
 #: Each has up to 2,000 characters of output in an answer.
-MOST_TESTS = 20_000
+MOST_CASES = 20_000
+#: Each has some 180 characters in an answer.
+MOST_TESTS = 100_000
 
 
 def doors(engine: Engine) -> list[Door]:
@@ -45,20 +47,22 @@ async def _judge_one(exchange: Exchange) -> Answer:
 
 
 async def _judge_many(exchange: Exchange) -> Answer:
-    tasks = _tasks(exchange)
+    tasks = await _tasks(exchange)
     window = sum(window_of(task) for task in tasks if not isinstance(task, SandboxError))
     run = at_most(exchange.hold(min(window, BATCH_WINDOW)), exchange.run)
     judgements = await asyncio.gather(*(_judge_in_place(task, run) for task in tasks))
     return Answer(b'{"results":[%b]}' % b",".join(judgements))
 
 
-def _tasks(exchange: Exchange) -> Sequence[JudgeTask | SandboxError]:
+async def _tasks(exchange: Exchange) -> Sequence[JudgeTask | SandboxError]:
     """The items of a batch, each a task or what is wrong with it. Raises InvalidCall and CallTooLarge."""
-    items = exchange.parse_items(JudgeRequest, MOST_PARTS)
+    items = await exchange.parse_items(JudgeRequest, MOST_PARTS)
     tasks = [item.root if isinstance(item, JudgeRequest) else item for item in items]
-    tests = sum(len(task.cases) for task in tasks if isinstance(task, CaseTask))
-    if tests > MOST_TESTS:
-        raise CallTooLarge(f"items: they have {tests} cases together, and {MOST_TESTS} fit into an answer")
+    cases = sum(len(task.cases) for task in tasks if isinstance(task, CaseTask))
+    tests = sum(len(task.tests) for task in tasks if isinstance(task, FunctionTask))
+    for number, most, name in ((cases, MOST_CASES, "cases"), (tests, MOST_TESTS, "tests")):
+        if number > most:
+            raise CallTooLarge(f"items: they have {number} {name} together, and {most} fit into an answer")
     return tasks
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from gateway.dialects import code_judge_words as words
-from gateway.engine import MOST_PARTS, Answer, Door, Engine, EngineRoute, Exchange, Handler, Page
+from gateway.engine import MOST_PARTS, Answer, Door, Engine, EngineRoute, Exchange, Handler, Page, in_turns
 from gateway.reader import has_more_parts
 from gateway.routes import retry_after, send_json
 from sandbox.calls import ToolCall, ToolResult
@@ -85,7 +85,7 @@ class _Endpoint:
             raise InvalidCall(
                 f"submissions: {len(batch.submissions)} of them, and one request may have {most}"
             )
-        items = [self._any_item(value) for value in batch.submissions]
+        items = await in_turns(self._any_item(value) for value in batch.submissions)
         calls = sum(isinstance(item.work, ToolCall | Comparison) for item in items)
         refused = await self._widen(exchange, calls, since)
         results = await asyncio.gather(*(self._result(exchange, item, since, refused) for item in items))

@@ -12,7 +12,7 @@ last counts, and never asks a regular expression to try twice.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 How = Literal["answer_tags", "last_boxed", "last_number", "whole"]
@@ -24,6 +24,8 @@ _LAST_CHARACTERS = 4096
 
 #: Boxes never closed behind the last one that is: more are no slip of a model.
 _MOST_OPEN = 100
+#: Braces that are looked at in all of them together: a service reads a thousand replies at a time.
+_MOST_BRACES = 2 * MOST_ANSWER
 _OPENS, _CLOSES, _BOX = "<answer>", "</answer>", "\\boxed"
 _BRACE = re.compile(r"\\boxed\s*+\{")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -52,22 +54,24 @@ def extract(reply: str, ways: Sequence[How]) -> Extracted | None:
 def last_boxed(text: str) -> str | None:
     r"""What the last `\boxed{...}` holds; of a box inside of a box the inner one."""
     end = len(text)
+    counts = iter(range(_MOST_BRACES))
     for _ in range(_MOST_OPEN):
         if (start := text.rfind(_BOX, 0, end)) < 0:
             return None
         # Behind `end` begins a box that is never closed, so nothing that is open there ever is.
-        if (content := _box_at(text, start, end)) is not None:
+        if (content := _box_at(text, start, end, counts)) is not None:
             return content
         end = start
     return None
 
 
-def _box_at(text: str, start: int, end: int) -> str | None:
+def _box_at(text: str, start: int, end: int, counts: Iterator[int]) -> str | None:
     opening = _BRACE.match(text, start, end)
     if opening is None:
         return None
     depth = 1
-    for brace in _BRACES.finditer(text, opening.end(), min(end, opening.end() + MOST_ANSWER + 1)):
+    braces = _BRACES.finditer(text, opening.end(), min(end, opening.end() + MOST_ANSWER + 1))
+    for brace, _ in zip(braces, counts, strict=False):
         depth += (brace[0] == "{") - (brace[0] == "}")
         if depth == 0:
             return text[opening.end() : brace.start()]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -49,6 +50,9 @@ _VERDICTS = {
     CallStatus.QUEUE_TIMEOUT: Verdict.FAULT,
     CallStatus.INTERNAL_ERROR: Verdict.FAULT,
 }
+
+#: One thread for all: each more would take its turn before the loop has its own.
+_COMPARING = ThreadPoolExecutor(1, "comparing")
 
 T = TypeVar("T")
 
@@ -115,8 +119,12 @@ async def _judge_case(task: CaseTask, case: Case, run: Run) -> Outcome:
         return await _check(task.comparison, task, case, result, run)
     compare = partial(matches, result.stdout, case.expected, task.comparison)
     is_long = len(result.stdout) + len(case.expected) > _LONG
-    accepted = await asyncio.to_thread(compare) if is_long else compare()
+    accepted = await _in_thread(compare) if is_long else compare()
     return Outcome.of(result, Verdict.ACCEPTED if accepted else Verdict.WRONG_ANSWER)
+
+
+async def _in_thread(compare: Callable[[], bool]) -> bool:
+    return await asyncio.get_running_loop().run_in_executor(_COMPARING, compare)
 
 
 def _reason(result: ToolResult) -> str | None:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from gateway.app import Answers
 from gateway.dialects import DIALECTS
-from gateway.engine import Answer, Engine, EngineRoute, Exchange, Handler, make_call, make_file
+from gateway.engine import Answer, Engine, EngineRoute, Exchange, Handler, in_turns, make_call, make_file
 from gateway.tenants import ANONYMOUS, Authentication
 from sandbox.api_keys import new_key, stanza
 from sandbox.calls import CallStatus, ToolCall
@@ -287,6 +287,18 @@ async def test_keys(serve: Serve, tmp_path: Path) -> None:
     assert await status(authorization=f"Bearer {runs}") == 200
     assert await status(**{"x-api-key": runs}) == 200
     assert (await http.get("/v1/ping")).status_code == 200
+
+
+async def test_the_work_of_a_batch_lets_others_have_their_turn() -> None:
+    """What goes on until another task has come to its turn does not go on for ever."""
+    came = []
+
+    async def other() -> None:
+        came.append(True)
+
+    task = asyncio.create_task(other())
+    assert {*await in_turns(iter(lambda: bool(came), True))} == {False}
+    await task
 
 
 def test_a_call_of_wrong_fields_is_invalid() -> None:

@@ -103,11 +103,12 @@ async def test_many_cases_fit_into_a_small_gateway(serve: Serve) -> None:
     assert many.status_code == 413
 
 
-async def test_a_batch_of_too_many_cases_is_too_large(serve: Serve) -> None:
+async def test_a_batch_of_too_many_cases_or_tests_is_too_large(serve: Serve) -> None:
     """Its answer would be."""
-    items = [task(*"1" * 1000)] * 21
-    answer = await (await serve()).http.post("/v1/judge/batch", json={"items": items})
-    assert answer.status_code == 413
+    service = await serve()
+    for item, number in ((task(*"1" * 1000), 21), ({"code": "", "tests": [""] * 1000}, 101)):
+        answer = await service.http.post("/v1/judge/batch", json={"items": [item] * number})
+        assert answer.status_code == 413
 
 
 async def test_a_full_gateway_says_when_to_come_again(serve: Serve) -> None:

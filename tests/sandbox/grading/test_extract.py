@@ -69,6 +69,12 @@ def test_the_first_way_that_finds_one_counts(reply: str, how: How | None) -> Non
     assert (found and found.how) == how
 
 
+def test_boxes_never_closed_are_not_looked_through_for_long() -> None:
+    """Behind them the last box that is closed is found as long as they hold few braces, and none is from there on."""
+    for braces, found in ((40, "2"), (4000, None)):
+        assert last_boxed(r"\boxed{2}" + (r"\boxed{" + "{}" * braces) * 20) == found
+
+
 @pytest.mark.parametrize(
     "piece", ["\\boxed{", "\\boxed{{", "\\boxed ", "{", "}", "<answer>", "\\", "1,", "1/", "-", "$"]
 )
