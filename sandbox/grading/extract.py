@@ -5,7 +5,8 @@ last counts, and never asks a regular expression to try twice.
 
 `answer_tags`  what stands between the last `</answer>` and the `<answer>` before it, or the last box in there
 `last_boxed`   what the last `\boxed{...}` holds. A box that is never closed, as where a reply was cut, is none
-`last_number`  the last number: digits with thousands' commas, a decimal part, a fraction (`3/4`, `\frac{3}{4}`), %
+`last_number`  the last number: digits with thousands' commas, a decimal part, a fraction (`3/4`, `\frac{3}{4}`), %.
+               One that is a part of something else, as in `10^5`, is none
 `whole`        all of it
 """
 
@@ -31,9 +32,13 @@ _BRACE = re.compile(r"\\boxed\s*+\{")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?"
 _NUMBER = re.compile(
-    rf"(?:(?<![\w.)}}\]])[-+]|(?<![\w.]))"
-    rf"(?:\\[dt]?frac\{{\d++\}}\{{\d++\}}|(?:{_DIGITS}|\.\d++)(?:/\d++)?+(?:\s?\\?%)?)"
+    rf"(?:(?<![\w.)}}\]])[-+\u2212]|(?<![\w.]))"
+    rf"(?:\\[dt]?frac(?:\{{\d++\}}|\d){{2}}|(?:{_DIGITS}|\.\d++)(?: ?/ ?\d++)?+(?:\s?\\?%)?)"
 )
+#: Of what is more than a number: powers, indices, roots, ratios, times, 1e5.
+_BEFORE = re.compile(r"(?:[\^_]\{?|\\sqrt(?:\[\d\])?\{|\d:|\d ?/ ?)$")
+_AFTER = re.compile(r"[eE][-+]?\d|\s*+\^(?!\{?\\circ)|:\d")
+_LONGEST_BEFORE = 10
 
 
 class Extracted(NamedTuple):
@@ -89,10 +94,13 @@ def _answer_tags(reply: str) -> str | None:
 
 
 def _last_number(reply: str) -> str | None:
-    numbers = list(_NUMBER.finditer(reply[-_LAST_CHARACTERS:]))
+    text = reply[-_LAST_CHARACTERS:]
+    numbers = list(_NUMBER.finditer(text))
     if not numbers or (numbers[-1].start() == 0 and len(reply) > _LAST_CHARACTERS):
         return None  # of one that begins before the last characters we do not know where
-    return numbers[-1][0]
+    last = numbers[-1]
+    before = text[max(0, last.start() - _LONGEST_BEFORE) : last.start()]
+    return None if _BEFORE.search(before) or _AFTER.match(text, last.end()) else last[0]
 
 
 def _whole(reply: str) -> str | None:
