@@ -170,6 +170,14 @@ async def test_each_path_needs_its_scope(
     assert scope_of(path) == needed
 
 
+@pytest.mark.parametrize("path", ["/v1/run%0a", "/run%0a", "/openenv/step%0a", "/mcp%0a"])
+async def test_a_line_s_end_behind_a_path_changes_no_scope(serve: Serve, keys_file: Path, path: str) -> None:
+    """The patterns of routes let it pass; a key that is good for metrics alone runs no program that way."""
+    service = await serve(gateway={"keys_file": str(keys_file)})
+    for headers, code in [({}, 401), (bearer(ADMIN), 403)]:
+        assert (await service.http.post(path, content=b'{"code": ""}', headers=headers)).status_code == code
+
+
 def test_every_route_is_listed() -> None:
     """A route of the app that is open or needs `run` is so on purpose: it stands in the table above."""
     app = create_app(Settings(), CallQueue(RedisSettings(url="unix:///nowhere")))
