@@ -55,7 +55,7 @@ class Submission(BaseModel):
     expected_output: Text | None = None
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="Seconds.")
     memory_limit: int | None = Field(default=None, gt=0, description="MB, of 1024 * 1024 bytes.")
-    cpu_core: int | None = Field(default=None, ge=1)
+    cpu_core: int | None = Field(default=None, ge=1, le=1024)
 
 
 class Batch(BaseModel):

@@ -37,7 +37,7 @@ class ExecuteRequest(BaseModel):
     """The body of `/execute`. A name that is not known is passed over."""
 
     generated_code: str
-    timeout: int | float = Field(gt=0)  # which of the two it was is to be seen where it is said
+    timeout: int | float = Field(gt=0, le=86_400)  # which of the two it was is to be seen where it is said
     language: str = "ipython"
     std_input: str = ""
     max_output_characters: int = Field(default=1000, ge=0)

@@ -132,6 +132,7 @@ async def run_jupyter(exchange: Exchange) -> Answer:
     """Run the cells of a notebook."""
     request = exchange.parse(RunJupyterRequest)
     ceilings = exchange.engine.ceilings
+    check_time(ceilings, "cell_timeout", request.cell_timeout)
     call = cells_call(
         request.cells,
         cell_s=request.cell_timeout or None,
@@ -161,8 +162,7 @@ def to_call(request: RunCodeRequest, engine: Engine) -> ToolCall:
 
 def to_limits(ceilings: CeilingSettings, name: str, time_s: float, limit_mb: int) -> Limits:
     """The limits of a call, whose time is called `name`. Raises InvalidCall."""
-    if time_s > ceilings.wall_s:
-        raise InvalidCall(f"{name}: {time_s:g} s is above this service's ceiling of {ceilings.wall_s:g} s")
+    check_time(ceilings, name, time_s)
     return Limits(
         wall_s=time_s,
         cpu_s=ceilings.cpu_s,
@@ -170,6 +170,12 @@ def to_limits(ceilings: CeilingSettings, name: str, time_s: float, limit_mb: int
         output_bytes=ceilings.output_bytes,
         processes=ceilings.processes,
     )
+
+
+def check_time(ceilings: CeilingSettings, name: str, time_s: float) -> None:
+    """Raise InvalidCall for a time above the ceiling."""
+    if time_s > ceilings.wall_s:
+        raise InvalidCall(f"{name}: {time_s:g} s is above this service's ceiling of {ceilings.wall_s:g} s")
 
 
 def memory_bytes(limit_mb: int, ceiling: int) -> int:

@@ -12,6 +12,9 @@ from typing import NamedTuple, TypeAlias
 
 Version: TypeAlias = tuple[int, int, int]
 
+#: npm's own bound; what a range costs grows with the square of its length.
+MOST_CHARACTERS = 256
+
 _LEAST: Version = (0, 0, 0)
 _PARTIAL = r"[v=\s]*(\d{1,9}|[xX*])(?:\.(\d{1,9}|[xX*]))?(?:\.(\d{1,9}|[xX*]))?"
 _COMPARATOR = re.compile(rf"\s*(\^|~>?|[<>]=?|=|){_PARTIAL}(?=\s|$)")
@@ -40,7 +43,9 @@ def parse_version(text: str) -> Version:
 
 
 def satisfies(version: Version, wanted: str) -> bool:
-    """Whether a version lies in a range. A text that is no range has none in it."""
+    """Whether a version lies in a range. A text that is no range, or longer than one may be, has none in it."""
+    if len(wanted) > MOST_CHARACTERS:
+        return False
     return any(_holds(version, alternative) for alternative in wanted.split("||"))
 
 

@@ -66,6 +66,7 @@ ITEMS: list[tuple[object, bool, bool, str, str | None, str | None]] = [
     (python(7), False, False, "invalid_input", None, "error: solution: Input should be a valid string"),  # type: ignore[arg-type]
     (python("echo", input=7), False, False, "invalid_input", None, "error: input: Input should be a valid string"),
     (python("echo", input="\ud83d"), False, False, "invalid_input", None, "error: input: Input should be a valid string, unable to parse raw data as a unicode string"),
+    (python("echo", cpu_core=int("9" * 400)), False, False, "invalid_input", None, "error: cpu_core: Input should be less than or equal to 1024"),
     (python("echo", timeout=0), False, False, "invalid_input", None, "error: timeout: Input should be greater than 0"),
     (python("echo", timeout=61), False, False, "invalid_input", None, "error: timeout: 61 is above this service's ceiling of 60"),
     (python("echo", memory_limit=2049), False, False, "invalid_input", None, "error: memory_limit in bytes: 2148532224 is above this service's ceiling of 2147483648"),

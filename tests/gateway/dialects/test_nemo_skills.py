@@ -75,6 +75,7 @@ async def test_what_is_refused(service: Service) -> None:
         ({"language": "lean4"}, "language: this service runs ipython, python and python3, not 'lean4'"),
         ({"timeout": 61}, "timeout: 61 s is above this service's ceiling of 60 s"),
         ({"timeout": 0}, "timeout: Input should be greater than 0"),
+        ({"timeout": int("9" * 400)}, "timeout: Input should be less than or equal to 86400"),
         ({"generated_code": None}, "generated_code: Input should be a valid string"),
         (
             {"traceback_verbosity": "Loud"},

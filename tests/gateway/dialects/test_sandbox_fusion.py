@@ -152,7 +152,7 @@ async def test_a_notebook_s_request(service: Service) -> None:
     assert call.files == {"cell_1.py": "x"}
     for body, place in [
         ({}, "cells"), ({"cells": []}, "cells"), ({"cells": ["x"], "kernel": "r"}, "kernel"), ({"cells": [1]}, "cells.0"),
-        ({"cells": ["x"], "total_timeout": 61}, "total_timeout"), ({"cells": ["x"], "files": {"y": "%"}}, "files.y"),
+        ({"cells": ["x"], "total_timeout": 61}, "total_timeout"), ({"cells": ["x"], "cell_timeout": 61}, "cell_timeout"), ({"cells": ["x"], "files": {"y": "%"}}, "files.y"),
         ({"cells": ["x"], "cell_timeout": -1}, "cell_timeout"), ({"cells": ["x"], "files": {"cell_1.py": ""}}, "files"),
     ]:  # fmt: skip
         status, answer = await notebook(service, **body)
