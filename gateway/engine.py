@@ -29,8 +29,8 @@ from sandbox.errors import InvalidCall, SandboxError
 from sandbox.grading import Run
 from sandbox.settings import CeilingSettings
 
-#: Of a body that a model reads: what is wrong with each is listed at 1 µs, and 1,000 items of 50 fields have as many.
-MOST_PARTS = 50_000
+#: Of a body that a model reads: what is wrong with each is listed at 1 µs, and 1,000 items of 25 fields have as many.
+MOST_PARTS = 75_000
 
 #: For how long one request keeps the loop from others.
 _TURN_S = 0.005
@@ -105,7 +105,7 @@ class Exchange:
         self._permit = permit
 
     def parse(self, model: type[M], most_parts: int = MOST_PARTS) -> M:
-        """The body as one of these, of at most so many strings, lists and objects. Raises InvalidCall."""
+        """The body as one of these, of at most so many parts (`has_more_parts`). Raises InvalidCall."""
         return _parsed(self.body, model, most_parts)
 
     async def parse_items(self, model: type[M], most_parts: int) -> list[M | InvalidCall]:
@@ -170,7 +170,7 @@ def make_file(name: str, encoded: str) -> Base64File:
 
 def _parsed(text: bytes, model: type[M], most_parts: int) -> M:
     if has_more_parts(text, most_parts):
-        raise InvalidCall(f"body: it has more than {most_parts} names, texts and brackets")
+        raise InvalidCall(f"body: it has more than {most_parts} names, texts, brackets and commas")
     try:
         return model.model_validate_json(text)
     except ValidationError as exc:

@@ -18,7 +18,7 @@ from sandbox.errors import InvalidCall, SandboxError
 from sandbox.grading import Run
 from sandbox.grading.math import Comparison, MathCache, MathGrade, MathTask, finish, prepare
 
-#: Names, texts and brackets of a task: it has at most sixteen.
+#: Names, texts, brackets and commas of a task: it has at most 23.
 _TASK_PARTS = 32
 #: Comparisons of one batch that are in flight at a time; more wait for these.
 _BATCH_WINDOW = 256

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.dialects import code_judge_words as words
 from gateway.engine import MOST_PARTS, Answer, Door, Engine, EngineRoute, Exchange, Handler, Page, in_turns
-from gateway.reader import has_more_parts
+from gateway.reader import has_more_parts, read_json
 from gateway.routes import retry_after, send_json
 from sandbox.calls import ToolCall, ToolResult
 from sandbox.errors import InvalidCall, QueueTimeout, SandboxError
@@ -189,10 +189,10 @@ def _now() -> float:
 def _read(exchange: Exchange) -> object:
     # Not by pydantic: to it the half of a surrogate pair, which Python's own JSON can carry, spoils the whole body.
     if has_more_parts(exchange.body, MOST_PARTS):
-        raise InvalidCall(f"it has more than {MOST_PARTS} names, texts and brackets")
+        raise InvalidCall(f"it has more than {MOST_PARTS} names, texts, brackets and commas")
     try:
-        body: object = json.loads(exchange.body)
-    except (ValueError, RecursionError) as exc:
+        body: object = read_json(exchange.body)
+    except ValueError as exc:
         raise InvalidCall(f"JSON decode error: {exc}") from exc
     return body
 

@@ -36,7 +36,7 @@ from sandbox.calls import ToolCall, ToolResult
 from sandbox.errors import Cancelled, Forbidden, InvalidCall, SandboxError
 from sandbox.jsonrpc import to_rpc_error
 
-#: Names, texts and brackets of a request: a client that says much of itself has some hundreds.
+#: Names, texts, brackets and commas of a request: a client that says much of itself has some hundreds.
 MOST_PARTS = 10_000
 #: A notification, and what a client says of itself, are short; no program is looked at for them.
 SHORT_BYTES = 64 * 1024
@@ -81,7 +81,7 @@ class Mcp:
     async def answer(self, exchange: Exchange) -> Answer:
         """What the SDK answers to a request."""
         if has_more_parts(exchange.body, MOST_PARTS):
-            raise InvalidCall(f"body: it has more than {MOST_PARTS} names, texts and brackets")
+            raise InvalidCall(f"body: it has more than {MOST_PARTS} names, texts, brackets and commas")
         self._check_origin(exchange)
         said = _said(exchange.body)
         if said.method == "notifications/cancelled":

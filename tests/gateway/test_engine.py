@@ -110,7 +110,7 @@ async def test_what_is_wrong_is_said_in_the_language_s_words(serve: Serve) -> No
         for body, words in [
             ("{", "InvalidCall: body: Invalid JSON"),
             ('{"codes": [1]}', "InvalidCall: codes.0: Input should be a valid string"),
-            ("[" * 60_000, "InvalidCall: body: it has more than 50000 names, texts and brackets"),
+            ("[" * 80_000, "InvalidCall: body: it has more than 75000 names, texts, brackets and commas"),
             ('{"codes": ["echo"], "wall_s": 99}', "InvalidCall: limits.wall_s: 99 is above"),
             (
                 '{"codes": ["echo"], "wall_s": -1}',

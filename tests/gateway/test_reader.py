@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway import reader as reader_module
-from gateway.reader import CallerGone, CallReader, read_body, split_batch
+from gateway.reader import CallerGone, CallReader, has_more_parts, read_body, read_json, split_batch
 from gateway.tenants import ANONYMOUS
 from sandbox.calls import ToolCall
 from sandbox.errors import CallTooLarge, InvalidCall
@@ -98,10 +98,36 @@ def test_the_worst_item_fails_alone(what: str) -> None:
 def test_a_body_of_names_is_refused_before_they_are_listed() -> None:
     """What no call can have is counted, which is quick, and not listed, which held up everybody for seconds."""
     names = b'{"code":"",%b}' % b",".join(b'"%d":1' % number for number in range(1_500_000))
-    with pytest.raises(InvalidCall, match="more names, texts and brackets than a call can have"):
+    with pytest.raises(InvalidCall, match="more names, texts, brackets and commas than a call can have"):
         READER.one(names)
     [item] = READER.many(b'{"calls":[%b]}' % names)
     assert isinstance(item, InvalidCall)
+
+
+@pytest.mark.parametrize("number", [b"1", b"-1.5", b"null", b"true"])
+def test_what_is_no_text_counts_too(number: bytes) -> None:
+    """A body of eight million numbers is told from one that a model may read, which took seconds and gigabytes."""
+    assert has_more_parts(b'{"code":"","x":[%b1]}' % (number + b",") * 60_000, 50_000)
+    assert not has_more_parts(b'{"code":"%b"}' % (b"1," * 60_000), 50_000), "in a text they are no parts"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16", "utf-32-le"])
+def test_no_other_encoding_is_read(encoding: str) -> None:
+    """What was counted byte by byte is what is read: UTF-16 hides brackets behind the second byte of a letter."""
+    hidden = json.dumps({"\u2261": [[]] * 100}, ensure_ascii=False).encode(encoding)
+    assert not has_more_parts(hidden, 50)
+    with pytest.raises(ValueError, match=r"codec can't decode|Expecting"):
+        read_json(hidden)
+
+
+def test_json_as_python_reads_it() -> None:
+    """Halves of surrogate pairs and a mark of the byte order are read; a number of many digits is not, nor a depth."""
+    assert read_json(b'\xef\xbb\xbf{"a": ["\\ud800", 12, 1.5, "\xed\xa0\x80"]}') == {
+        "a": ["\ud800", 12, 1.5, "\ud800"]
+    }
+    for wrong in (b"9" * 401, b"[" * 100_000, b"", b"\xff"):
+        with pytest.raises(ValueError, match=r"."):
+            read_json(wrong)
 
 
 def test_the_largest_call_is_read_alone_and_in_a_batch() -> None:
