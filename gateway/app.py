@@ -200,6 +200,8 @@ class Answers:
 
         try:
             await self._app(scope, receive, watched)
+        except CallerGone:
+            log.debug("caller gone", extra={"route": scope["path"]})
         except Exception as exc:  # noqa: BLE001 - whatever came out of a route, its caller hears of it
             error = _as_error(exc)
             if is_open:

@@ -18,12 +18,13 @@ import asyncio
 from collections import deque
 from typing import Any
 
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 
 from gateway.admission import Admission
 from gateway.connection import UNREAD_S
-from gateway.reader import BODY_WITHIN_S
+from gateway.reader import BODY_WITHIN_S, CallerGone
 from sandbox.errors import Overloaded
 
 #: What came is looked at in pieces of this length, each in milliseconds also where it is made of the smallest frames.
@@ -108,10 +109,16 @@ class WebSocket(WebSocketsSansIOProtocol):
         return message
 
     async def send(self, message: Any) -> None:
-        """What a route says. uvicorn takes a refusal for a route that forgot to answer, and logs that as an error."""
+        """What a route says. Raises CallerGone.
+
+        uvicorn takes a refusal for a route that forgot to answer, and logs that as an error.
+        """
         if message["type"] == "websocket.send" and self._unanswered:
             self._admission.give_back_bytes(self._unanswered.popleft())
-        await super().send(message)
+        try:
+            await super().send(message)
+        except ClientDisconnected as exc:
+            raise CallerGone from exc
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True
 

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
@@ -34,7 +34,7 @@ from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from gateway.engine import MOST_PARTS, Answer, Door, Engine, EngineRoute, Exchange, Page
-from gateway.reader import has_more_parts
+from gateway.reader import has_more_parts, read_json
 from gateway.routes import retry_after
 from gateway.tenants import Tenant, tenant_of
 from sandbox.calls import Limits, Text, ToolCall, ToolResult, first_error
@@ -45,6 +45,8 @@ from sandbox.tools import render
 MOST_SESSIONS = 4096
 #: A trainer may compute for long between two steps; its session costs little. Clients connect again by themselves.
 IDLE_S = 3600.0
+#: Messages that are heard before the one in front of them is answered; more wait in the connection.
+MOST_AHEAD = 16
 #: Clients give up after 60 s unless told otherwise; before that they shall know what has happened.
 DEADLINE_S = 55.0
 
@@ -196,29 +198,23 @@ class _Session:
 
     async def serve(self, receive: Receive, send: Send) -> None:
         """Answer messages in their order until the end of the session."""
-        hearing = asyncio.ensure_future(receive())
+        caller = _Caller(receive)
         answering: asyncio.Future[str | None] | None = None
         try:
-            while True:
-                await asyncio.wait({hearing}, timeout=IDLE_S)
-                if not hearing.done():
-                    await send({"type": "websocket.close", "code": 1001, "reason": f"idle for {IDLE_S:g} s"})
+            while (raw := await caller.message()) is not None:
+                answering = asyncio.ensure_future(self._answer(raw))
+                await caller.stays_until(answering)
+                if not answering.done():
                     return
-                message = hearing.result()
-                if message["type"] == "websocket.disconnect":
-                    return
-                hearing = asyncio.ensure_future(receive())
-                answering = asyncio.ensure_future(self._answer(message.get("text") or message["bytes"]))
-                await asyncio.wait({answering, hearing}, return_when=asyncio.FIRST_COMPLETED)
-                if not answering.done() and hearing.result()["type"] == "websocket.disconnect":
-                    return
-                answer = await answering
+                answer = answering.result()
                 if answer is None:
                     await send({"type": "websocket.close"})
                     return
                 await send({"type": "websocket.send", "text": answer})
+        except TimeoutError:
+            await send({"type": "websocket.close", "code": 1001, "reason": f"idle for {IDLE_S:g} s"})
         finally:
-            left = {task for task in (hearing, answering) if task is not None}
+            left = {task for task in (caller.hearing, answering) if task is not None}
             for task in left:
                 task.cancel()
             await asyncio.wait(left)
@@ -260,6 +256,44 @@ class _Session:
         return observation
 
 
+class _Caller:
+    """Whoever is at the other end: listened to also while an answer is due, so that its going away is heard of."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._said: deque[str | bytes] = deque()
+        self._is_gone = False
+        self.hearing = asyncio.ensure_future(receive())
+
+    async def message(self) -> str | bytes | None:
+        """The next one; None when the caller has gone. Raises TimeoutError when nothing comes for long."""
+        if not self._said and not self._is_gone:
+            await asyncio.wait({self.hearing}, timeout=IDLE_S)
+            if not self.hearing.done():
+                raise TimeoutError
+            self._hear()
+        return None if self._is_gone else self._said.popleft()
+
+    async def stays_until(self, answering: asyncio.Future[str | None]) -> None:
+        """Return when that is done, or when the caller has gone."""
+        while not answering.done() and not self._is_gone:
+            due: set[asyncio.Future[Any]] = {answering}
+            if len(self._said) < MOST_AHEAD:
+                due.add(self.hearing)
+            done, _ = await asyncio.wait(due, return_when=asyncio.FIRST_COMPLETED)
+            if self.hearing in done:
+                self._hear()
+
+    def _hear(self) -> None:
+        message = self.hearing.result()
+        if message["type"] == "websocket.disconnect":
+            self._is_gone = True
+            return
+        text = message.get("text")
+        self._said.append(message["bytes"] if text is None else text)
+        self.hearing = asyncio.ensure_future(self._receive())
+
+
 class _WrongMessage(InvalidCall):
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -268,11 +302,14 @@ class _WrongMessage(InvalidCall):
 
 def _read(raw: str | bytes) -> _Message:
     """Raises _WrongMessage."""
-    if has_more_parts(raw.encode() if isinstance(raw, str) else raw, MOST_PARTS):
-        raise _WrongMessage("VALIDATION_ERROR", f"it has more than {MOST_PARTS} names, texts and brackets")
+    text = raw.encode() if isinstance(raw, str) else raw
+    if has_more_parts(text, MOST_PARTS):
+        raise _WrongMessage(
+            "VALIDATION_ERROR", f"it has more than {MOST_PARTS} names, texts, brackets and commas"
+        )
     try:
-        message = json.loads(raw)
-    except (ValueError, RecursionError) as exc:
+        message = read_json(text)
+    except ValueError as exc:
         raise _WrongMessage("INVALID_JSON", f"Invalid JSON: {exc}") from exc
     if not isinstance(message, dict):
         raise _WrongMessage("VALIDATION_ERROR", "Invalid message: it is no object")
@@ -291,7 +328,7 @@ def _refuse_pages(scope: Scope) -> None:
     """Raise Forbidden for a page of another site in somebody's browser, which may open websockets to anywhere."""
     headers = dict(scope["headers"])
     origin = headers.get(b"origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get(b"host"):
+    if origin is not None and origin.partition(b"://")[2] != headers.get(b"host"):
         raise Forbidden("pages of other sites may not open sessions here")
 
 

@@ -59,6 +59,8 @@ EXCHANGES: list[tuple[object, str, dict[str, Any]]] = [
     (step("fail 1"), "observation", {"reward": None, "done": False}),
     ({"type": "state"}, "state", {"step_count": 2, "last_exit_code": 1}),
     ("{", "error", {"code": "INVALID_JSON"}),
+    ("", "error", {"code": "INVALID_JSON"}),
+    (b"", "error", {"code": "INVALID_JSON"}),
     (b"\xff", "error", {"code": "INVALID_JSON"}),
     ("[" * 100_000, "error", {"code": "VALIDATION_ERROR"}),
     ("[" * 40_000, "error", {"code": "INVALID_JSON"}),
@@ -159,11 +161,13 @@ async def test_the_end_of_a_session(serve: Serve) -> None:
     assert metrics.requests.labels("/openenv/", 101)._value.get() == 1
 
 
-async def test_who_goes_away_cancels_the_step(serve: Serve) -> None:
-    """Its permit comes back, and the worker is told."""
+@pytest.mark.parametrize("ahead", [0, 1, openenv.MOST_AHEAD - 1])
+async def test_who_goes_away_cancels_the_step(serve: Serve, ahead: int) -> None:
+    """Its permit comes back, and the worker is told; also where further messages of it had come before."""
     service = await serve()
     async with session(service) as websocket:
-        await websocket.send(json.dumps(step("lose")))
+        for message in (step("lose"), *[step("echo 1")] * ahead):
+            await websocket.send(json.dumps(message))
         await service.worker.has_seen(1)
         assert service.gateway.admission.held == 1
         websocket.transport.abort()
@@ -171,17 +175,32 @@ async def test_who_goes_away_cancels_the_step(serve: Serve) -> None:
     assert service.gateway.metrics.cancelled._value.get() == 1
 
 
+async def test_who_goes_away_with_much_unheard_is_no_failure_of_ours(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody listens behind so many messages, so the end shows when an answer is written; the log has no error."""
+    service = await serve()
+    async with session(service) as websocket:
+        for message in (step("hold"), *[step("echo " + "x" * 1000)] * 4 * openenv.MOST_AHEAD):
+            await websocket.send(json.dumps(message))
+        await service.worker.has_seen(1)
+        websocket.transport.abort()
+        service.worker.released.set()
+        await until(lambda: service.gateway.metrics.websockets._value.get() == 0)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_messages_ahead_of_their_turn_are_answered_in_it(serve: Serve) -> None:
     """Who does not wait for answers gets them in order."""
     service = await serve()
     async with session(service) as websocket:
-        for message in (step("hold 1"), step("echo 2"), {"type": "state"}):
+        for message in (step("hold 1"), step("echo 2"), *[{"type": "state"}] * 2 * openenv.MOST_AHEAD):
             await websocket.send(json.dumps(message))
         await service.worker.has_seen(1)
         service.worker.released.set()
-        answers = [json.loads(await websocket.recv())["data"] for _ in range(3)]
+        answers = [json.loads(await websocket.recv())["data"] for _ in range(2 + 2 * openenv.MOST_AHEAD)]
     assert [answer["observation"]["stdout"] for answer in answers[:2]] == ["1", "2"]
-    assert answers[2]["step_count"] == 2
+    assert {answer["step_count"] for answer in answers[2:]} == {2}
 
 
 async def test_a_full_service_is_an_error_to_try_again(serve: Serve) -> None:
@@ -261,10 +280,11 @@ async def test_a_session_needs_a_key(
 async def test_a_page_of_another_site_opens_no_session(serve: Serve) -> None:
     """A browser lets any page open websockets to its own machine, and says whose page it is."""
     service = await serve()
-    with pytest.raises(InvalidStatus) as refused:
-        async with session(service, Origin="https://elsewhere.example"):
-            pass
-    assert refused.value.response.status_code == 403
+    for elsewhere in ("https://elsewhere.example", "null", "http://[::1"):
+        with pytest.raises(InvalidStatus) as refused:
+            async with session(service, Origin=elsewhere):
+                pass
+        assert refused.value.response.status_code == 403
     async with listening(service) as (host, port):
         own = {"Origin": f"http://{host}:{port}"}
         async with connect(f"ws://{host}:{port}/openenv/ws", additional_headers=own, proxy=None) as websocket:
