@@ -326,11 +326,12 @@ class Submission:
         """What came of it, and for each argument that it changed (value,), else None."""
         if action != "call":
             return self._actions[action](*args), []
-        before = [self._writer.bytes_of(arg) if type(arg) in _CHANGEABLE else None for arg in args]
+        given = [*args, *named.values()]
+        before = [self._writer.bytes_of(arg) if type(arg) in _CHANGEABLE else None for arg in given]
         value = args[0](*args[1:], **named)
         changed = [
             (arg,) if old is not None and self._writer.bytes_of(arg) != old else None
-            for arg, old in zip(args, before, strict=True)
+            for arg, old in zip(given, before, strict=True)
         ]
         return value, changed
 
@@ -401,14 +402,14 @@ class Link:
         #: What was raised over there last, and here again.
         self.raised: BaseException | None = None
 
-    def ask(self, action: str, *args: Any, **named: Any) -> Any:
+    def ask(self, action: str, /, *args: Any, **named: Any) -> Any:
         """What is answered. Raises what is raised there, and OverError."""
         if self.over:
             raise OverError
         message = self._writer.bytes_of((action, list(args), named))
         self._within(lambda: send(self._link, message))
         try:
-            return self.answer(args)
+            return self.answer((*args, *named.values()))
         except (StopIteration, StopAsyncIteration) as exc:
             if action == "next":
                 raise
@@ -512,7 +513,7 @@ class Handle:
     def __delattr__(self, name: str) -> None:
         self.__link.ask("delattr", self, name)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
         return self.__link.ask("call", self, *args, **named)
 
     def __getitem__(self, key: Any) -> Any:

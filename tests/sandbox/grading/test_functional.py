@@ -70,6 +70,7 @@ ACCEPTED: list[tuple[str, str, list[Any], dict[str, Any]]] = [
     ),
     ("whole numbers of any length", "def f(x): return x + 1", [{"function": "f", "arguments": [10**100], "expected": 10**100 + 1}], {}),
     ("an argument is changed in place", "def f(x, y): x.sort(); y['a'] = 1", ["x, y = [2, 1], {}\nf(x, y)\nassert (x, y) == ([1, 2], {'a': 1})"], {}),
+    ("arguments by name", "def f(self, action): action.append(self)", ["x = []\nf(self=1, action=x)\nassert x == [1]"], {}),
     ("what is raised is raised here", "def f(): raise UnicodeError('no')", ["try: f()\nexcept ValueError as e: assert str(e) == 'no'\nelse: assert 0"], {}),
     ("what it was made of", "class E(ValueError):\n    def __init__(self, n): self.n = n\n    def __str__(self): return f'bad {self.n}'\ndef g(): raise E(3)\ndef h(): return {}['k']", [
         "try: h()\nexcept KeyError as e: assert str(e) == \"'k'\" and e.args == ('k',)",
