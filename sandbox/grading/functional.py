@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import re
 
+from pydantic_core import PydanticSerializationError
+
 from sandbox.calls import CallStatus, Limits, ToolCall, ToolResult
+from sandbox.errors import InvalidCall
 from sandbox.grading.task import SUBMISSION, FunctionTask, Verdict
 
 #: The guard is for processes that a submission spawns: they import the main module again.
@@ -34,9 +37,16 @@ def functional_call(task: FunctionTask) -> ToolCall:
     return task.to_call(
         code=_PROGRAM + imports,
         files={**task.files, SUBMISSION: task.code},
-        stdin=task.model_dump_json(include=_TESTS),
+        stdin=_stdin(task),
         limits=_limits(task.limits),
     )
+
+
+def _stdin(task: FunctionTask) -> str:
+    try:
+        return task.model_dump_json(include=_TESTS)
+    except PydanticSerializationError as exc:
+        raise InvalidCall(f"tests: {exc}") from exc
 
 
 def _limits(limits: Limits) -> Limits:

@@ -131,6 +131,9 @@ class FunctionTest(_Frozen):
 class FunctionTask(_Task):
     """Functions that are called. The submission runs in a process of its own and knows none of the tests."""
 
+    # NaN is null otherwise, so that None would be right where NaN is expected.
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
     files: dict[Annotated[FileName, AfterValidator(_check_submission)], Text | Base64File] = Field(
         default_factory=dict,
         max_length=128,

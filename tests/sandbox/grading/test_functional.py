@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+
+from sandbox.errors import InvalidCall
 
 from .conftest import Judge
 
@@ -68,6 +71,7 @@ ACCEPTED: list[tuple[str, str, list[Any], dict[str, Any]]] = [
         [{"function": "f", "expected": [0.3333333, 2, [0.5]]}],
         {"tolerance": {}},
     ),
+    ("what JSON has no word for", "def f(x): return {'a': [x, -x]}", [{"function": "f", "arguments": [math.inf], "expected": {"a": [math.inf, -math.inf]}}, {"function": "f", "arguments": [math.nan], "expected": {"a": [math.nan] * 2}}], {}),
     ("whole numbers of any length", "def f(x): return x + 1", [{"function": "f", "arguments": [10**100], "expected": 10**100 + 1}], {}),
     ("an argument is changed in place", "def f(x, y): x.sort(); y['a'] = 1", ["x, y = [2, 1], {}\nf(x, y)\nassert (x, y) == ([1, 2], {'a': 1})"], {}),
     ("arguments by name", "def f(self, action): action.append(self)", ["x = []\nf(self=1, action=x)\nassert x == [1]"], {}),
@@ -134,6 +138,7 @@ BAD = [
     ("def f(): return 1000001", [{"function": "f", "expected": 1000000}], {"tolerance": {}}, ["wrong_answer"]),
     ("def f(): return [1, 2]", [{"function": "f", "expected": [1]}], {}, ["wrong_answer"]),
     ("def f(): return {'a': 1, 'b': 2}", [{"function": "f", "expected": {"a": 1}}], {}, ["wrong_answer"]),
+    ("def f(): return None", [{"function": "f", "expected": math.nan}], {}, ["wrong_answer"]),
     ("def f(): return object()", [{"function": "f", "expected": None}], {}, ["wrong_answer"]),
     ("def f(): return 1 / 0", ["assert f() == 1"], {}, ["runtime_error"]),
     ("def f(): assert False", ["assert f() == 1"], {}, ["runtime_error"]),
@@ -182,3 +187,9 @@ def test_what_it_prints_is_shown(judged: Judge) -> None:
     code = "import sys\ndef f(): print('one'); print('two', file=sys.stderr); return 2"
     judgement = judged(code=code, tests=["assert f() == 1, 'three'"])
     assert judgement.stderr == "one\ntwo\ntest 0: AssertionError: three\n"
+
+
+def test_what_is_no_text_is_no_test(judged: Judge) -> None:
+    """Half of a surrogate pair among arguments, which Python can hold and UTF-8 cannot, makes the task invalid."""
+    with pytest.raises(InvalidCall, match="^tests: "):
+        judged(code="", tests=[{"function": "f", "arguments": ["\ud800"], "expected": None}])
