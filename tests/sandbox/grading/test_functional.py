@@ -191,5 +191,5 @@ def test_what_it_prints_is_shown(judged: Judge) -> None:
 
 def test_what_is_no_text_is_no_test(judged: Judge) -> None:
     """Half of a surrogate pair among arguments, which Python can hold and UTF-8 cannot, makes the task invalid."""
-    with pytest.raises(InvalidCall, match="^tests: "):
+    with pytest.raises(InvalidCall, match=r"^tests: "):
         judged(code="", tests=[{"function": "f", "arguments": ["\ud800"], "expected": None}])
