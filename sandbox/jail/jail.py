@@ -44,7 +44,7 @@ from sandbox.jail.policy import DEVICES, SYSTEM, hashing, nsjail_argv, plain_com
 from sandbox.jail.preload import Preload
 from sandbox.jail.scratch import Scratch
 from sandbox.jail.streams import Output, output_pipe, pack_payload, sealed
-from sandbox.jail.watched import Watched, anonymous_bytes, sockets_of, tasks_of
+from sandbox.jail.watched import Watched, anonymous_bytes, children_of, sockets_of, tasks_of
 
 log = logging.getLogger("sandbox.jail")
 
@@ -605,6 +605,8 @@ class Jail:
             self._loop.call_later(END_S, self._kill)
 
     def _kill(self) -> None:
+        if self._forkserver_fd is None and self._pidfd is not None and self.host.nsjail is not None:
+            _kill_children(self._pid)
         for pidfd in (self._forkserver_fd, self._pidfd):
             if pidfd is not None:
                 with contextlib.suppress(ProcessLookupError):  # it has ended, and we are about to be told
@@ -620,6 +622,18 @@ class Jail:
         self._break()
         self._ready.exception()  # seen: whoever started us was told
         await _finished(self._gone)
+
+
+def _kill_children(pid: int) -> None:
+    """Kill what a child of ours has started, which dies with it only from a certain moment of its own start."""
+    os.kill(pid, signal.SIGSTOP)  # so that it starts nothing more
+    try:
+        _, status = os.waitpid(pid, os.WUNTRACED)
+    except ChildProcessError:  # the kernel has reaped it, where our SIGCHLD is ignored
+        return
+    for child in children_of(pid) if os.WIFSTOPPED(status) else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 def _close_all(fds: Iterable[int]) -> None:

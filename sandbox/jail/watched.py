@@ -73,8 +73,7 @@ class Watched:
         while todo:
             pid = todo.pop()
             found.append(pid)
-            for task in _tasks(pid):
-                todo += map(int, _read(f"{task}/children").split())
+            todo += children_of(pid)
         return found
 
     def end(self) -> GroupUsage:
@@ -87,6 +86,11 @@ class Watched:
 
     def close(self) -> None:
         """There is nothing to remove."""
+
+
+def children_of(pid: int) -> list[int]:
+    """Those that a process has now, of all its threads; none of a dead one."""
+    return [int(child) for task in _tasks(pid) for child in _read(f"{task}/children").split()]
 
 
 def _tasks(pid: int) -> list[Path]:

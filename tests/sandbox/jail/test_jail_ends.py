@@ -446,3 +446,21 @@ class TestStart:
         )
         expected = "set() <built-in function default_int_handler> 0 0 0\n2\n"
         assert (done.stdout, done.stderr) == (expected, "")
+
+
+@pytest.mark.parametrize("after", range(1, 6))
+def test_a_jail_that_is_given_up_while_it_starts_is_gone(box: Box, after: int) -> None:
+    """However early that is, nobody waits for what its forkserver would have loaded."""
+    endless = dataclasses.replace(PRELOADS[0], warm_up="while True: pass")
+
+    async def give_up() -> set[int]:
+        before = set(descendants(os.getpid()))
+        starting = asyncio.create_task(Jail.start(box.host, endless))
+        await until(lambda: len(set(descendants(os.getpid())) - before) >= 2)  # nsjail, and its child
+        for _ in range(after**3):
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait([starting])
+        return set(descendants(os.getpid())) - before
+
+    assert box.do(give_up()) == set()
