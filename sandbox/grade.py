@@ -28,6 +28,7 @@ _MOST_KEPT = 100_000
 _MOST_AT_ONCE = 4096
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 class Grader:
@@ -58,14 +59,14 @@ class Grader:
 
         `correct` is None where nobody knows: of a fault, and of an item that is no task, `error` says what was wrong.
         """
-        return await asyncio.gather(*map(self._math, items))
+        return await asyncio.gather(*map(self._math, _listed(items)))
 
     async def judge(self, items: Iterable[JudgeTask | Mapping[str, Any]]) -> list[Judgement | SandboxError]:
         """What submissions are worth, in order; a SandboxError for one that got no judgement.
 
         `score` is None where nobody knows.
         """
-        return await asyncio.gather(*map(self._judge, items))
+        return await asyncio.gather(*map(self._judge, _listed(items)))
 
     @classmethod
     @contextmanager
@@ -113,6 +114,12 @@ class BlockingGrader:
     def judge(self, items: Iterable[JudgeTask | Mapping[str, Any]]) -> list[Judgement | SandboxError]:
         """See `Grader.judge`."""
         return self._portal.call(self._grader.judge, items)
+
+
+def _listed(items: Iterable[T]) -> Iterable[T]:
+    if isinstance(items, Mapping | BaseModel):  # whose names or fields would be taken for items
+        raise TypeError("a grader takes a list of items, also of a single one")
+    return items
 
 
 def _as(model: type[M], item: BaseModel | Mapping[str, Any]) -> M:

@@ -127,6 +127,13 @@ async def test_a_grader_gives_the_same(the_stack: Stack) -> None:
     assert (ours[-1].correct, ours[-1].reason) == (None, "invalid_task")
 
 
+async def test_a_grader_takes_lists() -> None:
+    """A single item without its list is a mistake of the caller, and no answer of ours."""
+    async with Grader() as grader:
+        with pytest.raises(TypeError, match="a list"):
+            await grader.math({"answer": "1", "gold": "1"})  # type: ignore[arg-type]
+
+
 async def test_a_grader_judges_programs(the_stack: Stack) -> None:
     """As `/v1/judge` does; what is no task is an error in its place."""
     async with Grader(the_stack.url) as grader:
