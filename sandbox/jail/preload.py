@@ -78,7 +78,7 @@ mpmath.mp.dps = 30; mpmath.zeta(2); mpmath.mp.dps = 15
 """
 
 # Graders ask math-verify. Its parser learns each form that it meets, which costs up to 100 ms the first time: so many
-# forms, two a pair. What is not taken is learned, too.
+# forms, two a pair, as 1.5 s of CPU at each start of a jail can buy. What is not taken is learned, too.
 _USE_MATH_VERIFY = r"""
 import math_verify
 from latex2sympy2_extended import NormalizationConfig, normalize_latex
@@ -86,22 +86,11 @@ from math_verify.parser import parse_latex_cached
 normal = NormalizationConfig(basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none")
 for pair in r'''
 12 & 13 ; 1,234 & -1234.5 ; 0.25 & \frac{1}{4} ; 3/7 & \frac{35}{82} ; 50\% & 0.5 ; -\frac{7}{12} & -0.583
-2\frac{1}{3} & 7/3 ; 12\sqrt{3} & \sqrt{12} ; 3\sqrt{2}+1 & \sqrt[3]{18}+1
-\frac{2+\sqrt{5}}{12} & \frac{\sqrt{5}}{12} ; 5-2\sqrt{6} & -\sqrt{24}+5 ; \frac{\pi}{4} & \frac{3}{4}\pi
-\frac{12\pi}{35} & 12\pi/35 ; 15\pi & -2\pi+1 ; \pi r^2 & 2 \cdot 3 \times 4 ; x^2+15x+16 & (x+12)(x+3)
-x^2+5x+6 & (x+2)(x+3) ; x^3-3x & -3x+x^{3} ; 2x(x-1) & 2x^2-2x ; 3a+2b & 2b+3a ; n(n+1)/2 & \frac{n(n+1)}{2}
-\frac{x+12}{25} & \frac{x}{2}+\frac{1}{3} ; \frac{1}{x-1} & -\frac{1}{1-x} ; \left(\frac{12}{5}\right)^n & (2.4)^{n}
-(1,2) & (12,35) ; (1,2,3) & (3,-1,\frac{1}{2}) ; [0,1) & [12,25) ; (-\infty,1]\cup[2,\infty) & (-\infty,1]
-\{1,2\} & 12, 35 ; 1,2,3 & 3,12,-1 ; y=2x+1 & 12+35x ; x=5 & 5 ; y=12x+35 & y=35x-1 ; x>1 & 1<x ; 1\le x<2 & [1,2)
-x=1,y=2 & x=1, y=3 ; x=\pm 2 & 2,-2 ; \sin^2 x & 1-\cos^2 x ; \sin(2x) & 2\sin x\cos x
-\tan\frac{\pi}{3} & \sqrt{3} ; \frac{\sqrt{6}-\sqrt{2}}{4} & \cos 75^\circ ; \log_2 8 & \ln 3 ; e^{2x} & 2^{10}
-2^{12} & 4^{35/2} ; 3^n-1 & 10^{-3} ; 2.5\times 10^{12} & 25\cdot 10^{11} ; 2+3i & 3i-2 ; 5! & \binom{12}{5}
-\begin{pmatrix}1\\12\end{pmatrix} & \begin{pmatrix}1&2\\3&4\end{pmatrix} ; |x-1| & \lfloor 2.5 \rfloor
-a_1 & \alpha+\beta ; f(x)=x^2 & g(x) ; \text{A} & (B) ; 5\text{ cm} & 90^\circ ; no solution & \frac{
-\$12 & 12 dollars ; x\in\mathbb{R} & \emptyset ; \text{yes} & \infty ; {12} & {x+1}
-\left(\frac{1}{2},\frac{3}{4}\right) & (-12,\frac{3}{4}) ; \sqrt{a^2+b^2} & \sqrt{x+1} ; -12x+35y=7 & 35y-12x=8
-(x-3)^2+(y+1)^2=4 & x^2+y^2=12 ; \tan^{-1}(2) & \arctan(12) ; y = -\frac{1}{2}x + 3 & y=\frac{3}{5}x-12
-(12)(35) & 12(35) ; [-1,1] & [-12,35] ; \sum_{i=1}^n i & \frac{d}{dx}x^2
+2\frac{1}{3} & 7/3 ; 12\sqrt{3} & \sqrt{12} ; 3\sqrt{2}+1 & \sqrt[3]{18}+1 ; \frac{2+\sqrt{5}}{12} & \frac{\sqrt{5}}{12}
+\frac{\pi}{4} & \frac{3}{4}\pi ; x^2+15x+16 & (x+12)(x+3) ; n(n+1)/2 & \frac{n(n+1)}{2} ; (1,2) & (12,35)
+[0,1) & [12,25) ; (-\infty,1]\cup[2,\infty) & (-\infty,1] ; \{1,2\} & 12, 35 ; y=2x+1 & 12+35x ; x=5 & 5
+\sin^2 x & 1-\cos^2 x ; \log_2 8 & \ln 3 ; 2^{12} & 4^{35/2} ; \frac{x+12}{25} & \frac{x}{2}+\frac{1}{3}
+\begin{pmatrix}1\\12\end{pmatrix} & \begin{pmatrix}1&2\\3&4\end{pmatrix} ; 5\text{ cm} & 90^\circ ; {12} & {x+1}
 '''.replace(" ; ", "\n").splitlines():
     parsed = []
     for text in pair.split(" & "):
@@ -146,7 +135,7 @@ PRELOADS = (
     Preload(
         "data",
         _STANDARD + _NUMPY + _SYMPY + _DATA,
-        _USE_STANDARD + _USE_NUMPY + _USE_SYMPY + _USE_MATH_VERIFY + _USE_DATA,
+        _USE_STANDARD + _USE_NUMPY + _USE_SYMPY + _USE_DATA,
     ),
 )
 
