@@ -127,7 +127,7 @@ class Preload:
     warm_up: str
 
 
-#: From light to heavy; each holds all that the ones before it hold.
+#: From light to heavy; each holds all that the ones before it hold, but for the forms that only graders meet.
 PRELOADS = (
     Preload("standard", _STANDARD, _USE_STANDARD),
     Preload("numpy", _STANDARD + _NUMPY, _USE_STANDARD + _USE_NUMPY),
