@@ -486,21 +486,21 @@ def keeps_its_word(case: Case, url: str) -> None:
 
 
 @API.exclude(path_regex=GRADERS).parametrize()
-@tries(100)
+@tries(40)
 def test_the_api_keeps_its_word(case: Case, service: str) -> None:
     """Whatever fits the description, and much that does not, gets a documented answer and never a 5xx of a bug."""
     keeps_its_word(case, service)
 
 
 @API.include(path_regex=GRADERS).parametrize()
-@tries(15)
+@tries(10)
 def test_graders_keep_their_word(case: Case, service: str) -> None:
     """So do the routes that judge."""
     keeps_its_word(case, service)
 
 
 @API_WITH_KEYS.exclude(path_regex=GRADERS).parametrize()
-@tries(20)
+@tries(10)
 def test_the_api_with_keys_keeps_its_word(case: Case, service_with_keys: tuple[str, str]) -> None:
     """With a good key as without keys; and what says that it needs one is refused without, in documented words."""
     url, key = service_with_keys
