@@ -16,6 +16,7 @@ its reader without end.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -91,14 +92,36 @@ class Joined(asyncio.Transport):
             self._transport.writelines(parts)
 
 
-class Connection(HttpToolsProtocol):
+class Unread:
+    """Of a protocol: cuts a caller who takes nothing of what was written for it, from `_watch_unread` on."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: Any
+    _unread_is_due: asyncio.TimerHandle | None = None
+
+    def _watch_unread(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._unread_is_due = self.loop.call_later(UNREAD_S, self._cut_unless_below, left)
+
+    def _cut_unless_below(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_unread()
+        else:
+            self.transport.abort()
+
+    def _stop_watching(self) -> None:
+        if self._unread_is_due is not None:
+            self._unread_is_due.cancel()
+            self._unread_is_due = None
+
+
+class Connection(Unread, HttpToolsProtocol):
     """uvicorn's, which does the reading."""
 
     _advanced = False  # whether the read that is looked at ended a head, or brought something of a body
     _head_bytes = 0
     _head_is_due: asyncio.TimerHandle | None = None
     _refusal: str | None = None
-    _unread_is_due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Wait for a first request as long as for a further one."""
@@ -187,21 +210,6 @@ class Connection(HttpToolsProtocol):
         if self._head_is_due is not None:
             self._head_is_due.cancel()
             self._head_is_due = None
-
-    def _watch_unread(self) -> None:
-        left = self.transport.get_write_buffer_size()
-        self._unread_is_due = self.loop.call_later(UNREAD_S, self._cut_unless_below, left)
-
-    def _cut_unless_below(self, before: int) -> None:
-        if self.transport.get_write_buffer_size() < before:
-            self._watch_unread()
-        else:
-            self.transport.abort()
-
-    def _stop_watching(self) -> None:
-        if self._unread_is_due is not None:
-            self._unread_is_due.cancel()
-            self._unread_is_due = None
 
 
 _ANNOUNCE_A_BODY = {b"content-length", b"transfer-encoding"}

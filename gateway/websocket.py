@@ -23,7 +23,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import CloseCode
 
 from gateway.admission import Admission
-from gateway.connection import UNREAD_S
+from gateway.connection import Unread
 from gateway.reader import BODY_WITHIN_S, CallerGone
 from sandbox.errors import Overloaded
 
@@ -48,13 +48,12 @@ def websockets_of(admission: Admission) -> type[asyncio.Protocol]:
     return OfGateway
 
 
-class WebSocket(WebSocketsSansIOProtocol):
+class WebSocket(Unread, WebSocketsSansIOProtocol):
     """uvicorn's, which does the reading."""
 
     _admission: Admission
     _coming_bytes = 0  # of a message that is not whole
     _message_is_due: asyncio.TimerHandle | None = None
-    _unread_is_due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Nothing has come yet but the head."""
@@ -169,18 +168,3 @@ class WebSocket(WebSocketsSansIOProtocol):
         if self._message_is_due is not None:
             self._message_is_due.cancel()
             self._message_is_due = None
-
-    def _watch_unread(self) -> None:
-        left = self.transport.get_write_buffer_size()
-        self._unread_is_due = self.loop.call_later(UNREAD_S, self._cut_unless_below, left)
-
-    def _cut_unless_below(self, before: int) -> None:
-        if self.transport.get_write_buffer_size() < before:
-            self._watch_unread()
-        else:
-            self.transport.abort()
-
-    def _stop_watching(self) -> None:
-        if self._unread_is_due is not None:
-            self._unread_is_due.cancel()
-            self._unread_is_due = None

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from websockets.frames import Frame, Opcode
 
-from gateway import websocket
+from gateway import connection, websocket
 
 from .conftest import Serve, Service, listening, until
 
@@ -120,7 +120,7 @@ async def test_answers_that_nobody_takes_are_given_up(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     """A caller who reads nothing does not fill our memory with answers for as long as it likes."""
-    monkeypatch.setattr(websocket, "UNREAD_S", 0.01)
+    monkeypatch.setattr(connection, "UNREAD_S", 0.01)
     monkeypatch.setattr(websocket, "MOST_FRAMES", 1_000_000)
     service = await serve()
     async with listening(service) as address:
