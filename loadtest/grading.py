@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,11 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from loadtest.batches import send_all
 from loadtest.machine import this_machine
-from loadtest.processes import used_by
 from loadtest.stack import Stack, own_stack, settle
 from loadtest.terminal import make_console, make_table, print_error
 from sandbox import SandboxError
-
-_BATCHES_AT_ONCE = 4
 
 Pair = tuple[str, str]  # gold, answer
 
@@ -97,23 +94,11 @@ async def measure(stack: Stack, items: Sequence[dict[str, str]], batch: int) -> 
     """Send them, a few batches at a time. Raises httpx.HTTPError."""
     waiting = iter([items[at : at + batch] for at in range(0, len(items), batch)])
     reasons: Counter[str] = Counter()
-    before = used_by(stack.pid)
-    start = time.perf_counter()
-    async with (
-        httpx.AsyncClient(base_url=stack.url, timeout=600, trust_env=False) as http,
-        asyncio.TaskGroup() as group,
-    ):
 
-        async def send() -> None:
-            for part in waiting:
-                answer = await http.post("/v1/grade/math/batch", json={"items": part})
-                results: list[dict[str, Any]] = answer.raise_for_status().json()["results"]
-                reasons.update(grade["reason"] for grade in results)
+    def look(results: list[dict[str, Any]]) -> None:
+        reasons.update(grade["reason"] for grade in results)
 
-        for _ in range(_BATCHES_AT_ONCE):
-            group.create_task(send())
-    seconds = time.perf_counter() - start
-    cpu_s = {part: use.cpu_s - before[part].cpu_s for part, use in used_by(stack.pid).items()}
+    seconds, cpu_s = await send_all(stack, "/v1/grade/math/batch", waiting, look)
     return Measured(len(items), seconds, cpu_s, reasons)
 
 

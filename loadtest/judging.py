@@ -8,21 +8,18 @@ read from /proc, so it holds on a busy machine, too; the rate does not.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import httpx
 import typer
 
+from loadtest.batches import send_all
 from loadtest.machine import this_machine
-from loadtest.processes import used_by
 from loadtest.stack import Stack, own_stack, settle
 from loadtest.terminal import make_console, make_table, print_error
 from sandbox import SandboxError
 
-_BATCHES_AT_ONCE = 4
 _BATCH = 32
 
 #: What a submission is judged by, by its name in the table.
@@ -58,24 +55,12 @@ class Measured:
 async def measure(stack: Stack, task: dict[str, Any], judgements: int) -> Measured:
     """Send this task many times. Raises httpx.HTTPError, and ValueError where one is not accepted."""
     waiting = iter([task] * min(_BATCH, judgements - at) for at in range(0, judgements, _BATCH))
-    before = used_by(stack.pid)
-    start = time.perf_counter()
-    async with (
-        httpx.AsyncClient(base_url=stack.url, timeout=600, trust_env=False) as http,
-        asyncio.TaskGroup() as group,
-    ):
 
-        async def send() -> None:
-            for items in waiting:
-                answer = await http.post("/v1/judge/batch", json={"items": items})
-                results: list[dict[str, Any]] = answer.raise_for_status().json()["results"]
-                if bad := [result for result in results if result.get("verdict") != "accepted"]:
-                    raise ValueError(f"a right submission was not accepted: {bad[0]}")
+    def look(results: list[dict[str, Any]]) -> None:
+        if bad := [result for result in results if result.get("verdict") != "accepted"]:
+            raise ValueError(f"a right submission was not accepted: {bad[0]}")
 
-        for _ in range(_BATCHES_AT_ONCE):
-            group.create_task(send())
-    seconds = time.perf_counter() - start
-    cpu_s = {part: use.cpu_s - before[part].cpu_s for part, use in used_by(stack.pid).items()}
+    seconds, cpu_s = await send_all(stack, "/v1/judge/batch", waiting, look)
     return Measured(judgements, seconds, cpu_s)
 
 
