@@ -8,7 +8,7 @@ calls run at once in one jail, each in a slot of its own.
 We decide and the kernel tells. Wall clock, output bytes and, between the kernel's own bounds, CPU time and memory are
 ours to watch; the request KILL ends a call. How it ended comes from its wait status and from its slot's counters.
 Nothing is read from the program but its two output pipes, and those are bytes: counted, cut, decoded with
-replacement, never parsed; and of a program that failed a note of bounded form (note.py), which decides nothing.
+replacement, never parsed; and its note of bounded form (note.py), which decides nothing.
 
 Who may die: a program, at any time. The forkserver or nsjail: every call in the jail raises JailError, `worn` is set
 and the pool starts another jail. We: the forkserver reads end of file and ends with all that it started.
